@@ -1,0 +1,55 @@
+"""numpy <-> bytes. The only place that knows dtype and byte order; sizes are checked on both ends."""
+
+import math
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, model_validator
+
+DType = Literal["<i4", "<f4", "<f2", "|u1"]
+ITEM_BYTES: dict[str, int] = {"<i4": 4, "<f4": 4, "<f2": 2, "|u1": 1}
+
+
+class Array(BaseModel):
+    """A dense array as it travels: raw little-endian bytes, row-major."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: bytes
+
+    @model_validator(mode="after")
+    def _size_fits(self) -> "Array":
+        if any(n < 0 for n in self.shape):
+            raise ValueError(f"shape {self.shape}: expected no negative dimension")
+        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        if len(self.data) != expected:
+            raise ValueError(
+                f"data has {len(self.data)} bytes; dtype {self.dtype} and shape {self.shape} need {expected}"
+            )
+        return self
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
+
+
+def pack(values: object, dtype: DType) -> Array:
+    """Any array-like to its travelling form, cast to `dtype`."""
+    array = np.ascontiguousarray(values, dtype=np.dtype(dtype))
+    return Array(dtype=dtype, shape=array.shape, data=array.tobytes())
+
+
+def unpack(array: Array) -> np.ndarray:
+    """A read-only view on the travelled bytes, shape `array.shape`."""
+    return np.frombuffer(array.data, dtype=np.dtype(array.dtype)).reshape(array.shape)
+
+
+def token_array(token_ids: object) -> Array:
+    """Token ids as little-endian int32, shape (T,)."""
+    return pack(token_ids, "<i4")
+
+
+def logprob_array(logprobs: object) -> Array:
+    """Natural-log probabilities as float32, shape (T,)."""
+    return pack(logprobs, "<f4")

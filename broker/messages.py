@@ -1,0 +1,554 @@
+"""The event kinds and nothing else: everything one Sluice process may say to another.
+
+Messages are immutable and strictly typed; an unknown field or version is refused, not guessed.
+Times are microseconds since the epoch (UTC), taken once by the publisher.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    model_validator,
+)
+
+from broker.arrays import Array
+
+Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+"""A word that may stand in a subject."""
+
+Purpose = Literal["train", "eval", "probe"]
+Outcome = Literal["admitted", "dropped", "failed"]
+Status = Literal["ok", "failed"]
+VerdictStatus = Literal["ok", "no_answer", "timeout", "verifier_error", "ungradable"]
+
+
+def _without_surrogates(text: object) -> object:
+    """Lone surrogates cannot be encoded; replace them where text first enters a message."""
+    if isinstance(text, str) and not text.isascii():
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_without_surrogates)]
+"""Text that a model or a dataset wrote: any characters but lone surrogates (NUL included)."""
+
+Count = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Json = dict[str, object]
+
+
+class Message(BaseModel):
+    """Base of all that travels."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Event(Message):
+    """A message with a subject of its own."""
+
+    KIND: ClassVar[str]
+    SCHEMA: ClassVar[int] = 1
+
+    writer_id: str
+    """Who published it: `role@host:pid:start`; tells a lost acknowledgement from a rival."""
+    at_us: Count
+    """When, in microseconds since the epoch."""
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+class ChatTurn(Message):
+    """One message of a chat prompt."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class Sample(Message):
+    """One item of a dataset or generator, complete: nobody looks anything up on the way."""
+
+    key: str
+    """`dataset:version:index`; histories join by it."""
+    dataset: str
+    dataset_version: str
+    item_index: Count
+    domain: Token
+    difficulty: FiniteFloat | None
+    prompt: Text | tuple[ChatTurn, ...]
+    target: Text | None
+    """Gold answer; None when unlabelled."""
+    labeled: bool
+    verifier: Json
+    """Specification, `{"name": "math", ...}`."""
+    options: Json = {}
+    """What a verifier needs beside the target."""
+
+
+class Sampling(Message):
+    """Sampling parameters in force, all of them stated."""
+
+    temperature: Annotated[float, Field(ge=0.0)]
+    """Divides the logits before the softmax; 0 means greedy."""
+    max_tokens: Annotated[int, Field(ge=1)]
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class MixtureCounters(Message):
+    """How far the mixture had come with this request included."""
+
+    update_no: Count
+    """The `MixtureUpdated` whose target shares were in force."""
+    target: dict[str, float]
+    """Share per domain, sums to 1."""
+    since_update: dict[str, int]
+    """Train draws per domain under this update."""
+    requested: dict[str, int]
+    """Train groups requested per domain since the start of the run, retries included."""
+    positions: dict[str, int]
+    """Draws per domain since the start of the run: the sources' cursor."""
+
+
+class GroupKey(Message):
+    """What every message about a group repeats, in its headers too."""
+
+    group_id: Token
+    purpose: Purpose
+    domain: Token
+    request_seq: Count
+    """Number of the request within the run, from 1; grows without gaps."""
+    bundle: Token
+    """Groups of one bundle live and end together."""
+    bundle_size: Annotated[int, Field(ge=1)]
+
+
+class GroupRequested(Event):
+    """Please answer this sample `size` times."""
+
+    KIND: ClassVar[str] = "group_requested"
+
+    group: GroupKey
+    sample: Sample
+    prompt_text: Text
+    """The prompt as rendered by the chat template."""
+    prompt_ids: Array
+    """int32, shape (P,)."""
+    draw: Count
+    pass_no: Count
+    """How many times the source had been exhausted before."""
+    attempt: Count
+    """0 for the first; a stale or failed group is retried as a new one."""
+    size: Annotated[int, Field(ge=1)]
+    sampling: Sampling
+    requested_version: Count
+    """Newest committed version; the answers come from this one or a newer one (eval: exactly it)."""
+    mixture: MixtureCounters | None
+    """None unless purpose is train."""
+    benchmark: Token | None = None
+    """Evaluation only."""
+    parent: Token | None = None
+    role: Token | None = None
+    cohort: Count | None = None
+    """Deterministic mode: the cohort's number and how many groups it has."""
+    cohort_size: Count | None = None
+
+
+class VersionSpan(Message):
+    """Tokens first..end-1 were sampled under `version`."""
+
+    version: Count
+    first: Count
+    end: Count
+
+
+class Generation(Message):
+    """One sampled answer, with what the learner needs to weigh it."""
+
+    index: Count
+    token_ids: Array
+    """int32, shape (T,); ends with an end token iff finish_reason is stop."""
+    logprobs: Array
+    """Log-probability of each token under the distribution it was sampled from, float32, shape (T,)."""
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[VersionSpan, ...]
+    """Contiguous from 0 to T."""
+    text: Text
+    """Decoded answer without end tokens; for verifiers and people only."""
+    seed: Count
+    started_at_us: Count
+    finished_at_us: Count
+    signals: dict[str, Array] = {}
+    """Per-token or per-layer measurements, only when a policy asked for them."""
+
+    @property
+    def version_min(self) -> int:
+        return min((s.version for s in self.spans), default=0)
+
+    @property
+    def version_max(self) -> int:
+        return max((s.version for s in self.spans), default=0)
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> "Generation":
+        tokens = len(self.token_ids)
+        if len(self.logprobs) != tokens:
+            raise ValueError(f"logprobs has {len(self.logprobs)} values; token_ids has {tokens}")
+        if not self.spans or self.spans[0].first != 0 or self.spans[-1].end != tokens:
+            raise ValueError(f"spans {self.spans} do not cover tokens 0..{tokens}")
+        for left, right in zip(self.spans, self.spans[1:], strict=False):
+            if left.end != right.first or left.first >= left.end:
+                raise ValueError(f"spans {self.spans} are not contiguous")
+        return self
+
+
+class GroupGenerated(Event):
+    """K answers to one request, or the reason there are none."""
+
+    KIND: ClassVar[str] = "group_generated"
+
+    group: GroupKey
+    status: Status
+    reason: str = ""
+    request: GroupRequested | None
+    """None only when the request itself could not be read."""
+    generations: tuple[Generation, ...]
+    """Empty iff failed."""
+    engine: str = ""
+    worker: str = ""
+
+
+class Verdict(Message):
+    """What a verifier found about one generation. Only ok and no_answer carry a score."""
+
+    index: Count
+    status: VerdictStatus
+    score: Probability | None
+    extracted: Text | None
+    answer_key: Text | None
+    """Canonical text of the answer, comparable across groups and visits."""
+    answer_class: int | None
+    """Equivalent answers within the group share it; None without an answer."""
+    components: dict[str, FiniteFloat] = {}
+    detail: Text = ""
+    verifier: str
+    verifier_version: str
+    latency_ms: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _score_fits_status(self) -> "Verdict":
+        rewarded = self.status in ("ok", "no_answer")
+        if rewarded != (self.score is not None):
+            raise ValueError(
+                f"score {self.score} with status {self.status}: a score belongs to ok and no_answer"
+            )
+        return self
+
+
+class GroupVerified(Event):
+    """The answers with their verdicts, joined by index."""
+
+    KIND: ClassVar[str] = "group_verified"
+
+    group: GroupKey
+    status: Status
+    reason: str = ""
+    request: GroupRequested | None
+    generations: tuple[Generation, ...]
+    verdicts: tuple[Verdict, ...]
+    engine: str = ""
+    worker: str = ""
+
+
+class Annotation(Message):
+    """What the policy decided about one generation, and from what."""
+
+    index: Count
+    target: Text | None
+    target_source: str
+    """gold | pseudo | relabel | none."""
+    admitted: bool
+    reward: FiniteFloat | None
+    advantage: FiniteFloat
+    weight: Annotated[float, Field(ge=0.0)]
+    """Of the row in the loss; 0 masks it."""
+    token_weights: Array | None = None
+    """float32, shape (T,); multiplies weight."""
+    reason: str
+    signals: dict[str, FiniteFloat] = {}
+
+
+class GroupAnnotated(Event):
+    """The policy's one decision about a group."""
+
+    KIND: ClassVar[str] = "group_annotated"
+
+    group: GroupKey
+    outcome: Outcome
+    reason: str
+    """Why dropped or failed; `admitted` otherwise."""
+    request: GroupRequested | None
+    generations: tuple[Generation, ...]
+    """Only for admitted groups: nobody trains on the others."""
+    annotations: tuple[Annotation, ...]
+    window: Count | None
+    """Number of the window, from 1; step N trains window N. None unless admitted."""
+    window_size: Count | None
+    window_index: Count | None
+    cut: Count | None
+    """Sequence in VERIFIED that closed the window."""
+    verified_seq: Count
+    """Sequence in VERIFIED that this decision answers."""
+    policy: str
+    policy_version: str
+    cohort_end: bool = False
+    """Deterministic mode: the last decision about its cohort."""
+
+
+class ShadowDecided(Event):
+    """What another policy would have decided; recorded, never trained on."""
+
+    KIND: ClassVar[str] = "shadow_decided"
+
+    group: GroupKey
+    outcome: Outcome
+    reason: str
+    annotations: tuple[Annotation, ...]
+    window: Count | None
+    verified_seq: Count
+    policy: Token
+    policy_version: str
+
+
+# --- the run ----------------------------------------------------------------------------------
+
+
+class RunStarted(Event):
+    KIND: ClassVar[str] = "run_started"
+
+    name: str
+    config: str
+    """The whole configuration as JSON, secrets left out."""
+    config_sha256: str
+    seed: int
+    versions: dict[str, str]
+    """Library versions."""
+    resumed: bool = False
+
+
+class RunDraining(Event):
+    KIND: ClassVar[str] = "run_draining"
+
+    reason: str
+    open_groups: tuple[Token, ...]
+
+
+class RunEnded(Event):
+    KIND: ClassVar[str] = "run_ended"
+
+    reason: str
+    status: Literal["finished", "stopped", "no_progress", "failed"]
+    last_sequences: dict[str, int]
+    """Per log, the last sequence that counts."""
+
+
+class MixtureShare(Message):
+    """One domain's row of a mixture update. Counts are cumulative over the run's train groups."""
+
+    domain: Token
+    target: Probability
+    requested: Count
+    """Of the requests up to `request_seq`."""
+    generated: Count
+    """Verified without failure up to `cut`."""
+    admitted: Count
+    """In windows up to `window`."""
+    trained: Count
+    """In steps planned up to `step`."""
+    reward_mean: FiniteFloat | None
+    abs_advantage_mean: FiniteFloat | None
+    slope: FiniteFloat | None
+
+
+class MixtureUpdated(Event):
+    KIND: ClassVar[str] = "mixture_updated"
+
+    update_no: Count
+    """0 before the first request."""
+    mixer: str
+    window: Count
+    step: Count
+    request_seq: Count
+    cut: Count
+    domains: tuple[MixtureShare, ...]
+    reason: str
+
+
+class SupervisionChanged(Event):
+    """A field of a sample's supervision state got a new value."""
+
+    KIND: ClassVar[str] = "supervision_changed"
+
+    sample_key: str
+    step: Count | None
+    method: str
+    lifetime: Literal["step", "run", "dataset"]
+    field: Literal[
+        "labeled", "target", "target_source", "confidence", "status", "visits", "solve_rate"
+    ]
+    old: str | None
+    new: str | None
+    evidence: Json
+    actor: str
+
+
+class VerdictRevised(Event):
+    KIND: ClassVar[str] = "verdict_revised"
+
+    group_id: Token
+    verdict: Verdict
+
+
+class EvaluationItem(Message):
+    sample_key: str
+    group_id: Token
+    domain: Token
+    score: Probability | None
+    """None when it could not be graded."""
+
+
+class EvaluationFinished(Event):
+    KIND: ClassVar[str] = "evaluation_finished"
+
+    version: Count
+    step: Count
+    benchmark: Token
+    items: Count
+    """Items asked for."""
+    score: Probability | None
+    """Mean over the items; None when one is missing, never 0 for it."""
+    missing: tuple[str, ...]
+    scores: tuple[EvaluationItem, ...]
+
+
+class Incident(Event):
+    """Something a person may have to know. `stop_requested` is how a command asks for draining."""
+
+    KIND: ClassVar[str] = "incident"
+
+    kind: Token
+    role: Token
+    detail: Text
+    group_id: Token | None = None
+
+
+# --- the learner ------------------------------------------------------------------------------
+
+
+class PlannedGroup(Message):
+    group_id: Token
+    domain: Token
+    stream_seq: Count
+    """Sequence in ANNOTATED."""
+    staleness: Count
+    """Starting version minus the oldest version among the group's tokens."""
+
+
+class DroppedGroup(Message):
+    group_id: Token
+    stream_seq: Count
+    reason: str
+    staleness: Count | None = None
+
+
+class StepPlanned(Event):
+    """Written ahead: after this the step is taken exactly so, however often the learner dies."""
+
+    KIND: ClassVar[str] = "step_planned"
+
+    step: Count
+    """Equals the window's number; from 1, without gaps."""
+    version: Count
+    """The step starts from this version."""
+    groups: tuple[PlannedGroup, ...]
+    """In training order."""
+    dropped: tuple[DroppedGroup, ...]
+    cursor: Count
+    """Sequence in ANNOTATED up to which everything is planned."""
+
+
+class StepCommitted(Event):
+    KIND: ClassVar[str] = "step_committed"
+
+    step: Count
+    status: Literal["trained", "skipped"]
+    reason: str = ""
+    version: Count
+    """After the step; unchanged when skipped."""
+    digest: str
+    """sha256 of the model weights after the step."""
+    dropped: tuple[DroppedGroup, ...] = ()
+    """A skipped step ends its groups as dropped."""
+    metrics: dict[str, FiniteFloat | None]
+
+
+class WeightsPublished(Event):
+    KIND: ClassVar[str] = "weights_published"
+
+    version: Count
+    step: Count
+    digest: str
+    uri: str
+    """`object:NAME` in the run's object store, or `file:PATH`."""
+    bytes: Count
+
+
+class CheckpointWritten(Event):
+    KIND: ClassVar[str] = "checkpoint_written"
+
+    step: Count
+    version: Count
+    uri: str
+    digest: str
+    """sha256 of the model weights inside."""
+    cursor: Count
+    """Sequence in ANNOTATED up to which everything is trained into it."""
+
+
+# --- space ------------------------------------------------------------------------------------
+
+
+class ReaderAdvanced(Event):
+    """A reader has made everything up to `sequence` durable on its side."""
+
+    KIND: ClassVar[str] = "reader_advanced"
+
+    reader: Token
+    log: Token
+    sequence: Count
+    snapshot_digest: str | None = None
+
+
+class LogPurged(Event):
+    KIND: ClassVar[str] = "log_purged"
+
+    floor: Count
+    """Every request up to this request_seq has ended, and its retry, if due, is requested."""
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.KIND: kind
+    for kind in (
+        GroupRequested, GroupGenerated, GroupVerified, GroupAnnotated, ShadowDecided,
+        RunStarted, RunDraining, RunEnded, MixtureUpdated, SupervisionChanged, VerdictRevised,
+        EvaluationFinished, Incident, StepPlanned, StepCommitted, WeightsPublished,
+        CheckpointWritten, ReaderAdvanced, LogPurged,
+    )
+}  # fmt: skip

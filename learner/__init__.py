@@ -1,0 +1,1 @@
+"""Trains windows as steps: sweep, write ahead, train, commit, publish, checkpoint."""

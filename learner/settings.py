@@ -1,0 +1,60 @@
+"""Settings of the model and of training: `[model]`, `[warmup]`, `[learner]`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from broker.settings import Settings
+
+
+class TinyModel(Settings):
+    """`[model.tiny]`: a Llama-architecture model made from scratch, with a character tokenizer."""
+
+    characters: str
+    hidden: Annotated[int, Field(ge=8)] = 128
+    layers: Annotated[int, Field(ge=1)] = 4
+    heads: Annotated[int, Field(ge=1)] = 4
+    kv_heads: Annotated[int, Field(ge=1)] = 4
+    intermediate: Annotated[int, Field(ge=8)] = 344
+    positions: Annotated[int, Field(ge=16)] = 256
+
+
+class ModelSettings(Settings):
+    """`[model]`: a Hugging Face causal LM folder, or a tiny one made at the start of the run."""
+
+    path: Path | None = None
+    tiny: TinyModel | None = None
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; master weights are float32."""
+
+
+class WarmupSettings(Settings):
+    """`[warmup]`: supervised steps on worked solutions before the first rollout; 0 steps: none."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+
+
+class LearnerSettings(Settings):
+    """`[learner]`."""
+
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    denominator: Literal["all_tokens", "kept_tokens", "sequences", "seq_mean", "fixed"] = (
+        "all_tokens"
+    )
+    micro_batch_tokens: Annotated[int, Field(ge=16)] = 16_384
+    """Prompt and answer tokens, padding included, that go through the model at once."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    checkpoint_every: Annotated[int, Field(ge=1)] = 20
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    on_mismatch: Literal["halt", "republish"] = "halt"
+    weights: Literal["object", "directory"] = "directory"
+    """How model weights travel: the run's NATS object store, or files under the run's directory."""

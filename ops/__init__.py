@@ -1,0 +1,1 @@
+"""Commands, the one-machine supervisor, and everything needed to deploy."""

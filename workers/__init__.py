@@ -1,0 +1,1 @@
+"""The roles that run beside the learner: dispatcher, rollout, verifiers, policies."""

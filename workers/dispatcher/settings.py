@@ -1,0 +1,67 @@
+"""Settings of sampling and evaluation: `[[source]]`, `[prompt]`, `[sampling]`, `[evaluation]`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from broker.messages import Json, Token
+from broker.settings import Settings
+
+
+class SourceSettings(Settings):
+    """`[[source]]`: where the samples of one domain come from."""
+
+    domain: Token
+    path: Path | None = None
+    """A JSONL file; its fields are named below."""
+    generator: str | None = None
+    """A seeded generator by name (`addition`, `knights`, ...) or `./mine.py:Name`."""
+    options: Json = {}
+    """Arguments of the generator, or of the row filter."""
+    share: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of the domain in the static mixture."""
+    verifier: Json = {"name": "exact"}
+    prompt_field: str = "prompt"
+    target_field: str = "target"
+    solution_field: str | None = "solution"
+    """Worked solution for the warm-up; optional in a row."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    skip_bad: bool = False
+    eval_path: Path | None = None
+    """Held-out JSONL; a generator sets aside items of its own, disjoint by key."""
+    eval_items: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "SourceSettings":
+        if (self.path is None) == (self.generator is None):
+            raise ValueError(f"source.{self.domain}: expected exactly one of path and generator")
+        return self
+
+
+class PromptSettings(Settings):
+    """`[prompt]`: how a sample becomes text."""
+
+    system: str | None = None
+    instruction: str = ""
+    """Appended to the last user turn."""
+    chat_template: bool = False
+    max_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Longer prompts are refused at load."""
+
+
+class SamplingSettings(Settings):
+    """`[sampling]` of training answers."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+
+
+class EvaluationSettings(Settings):
+    """`[evaluation]`: greedy, held-out, at a pinned version; before the first and after the last step."""
+
+    every: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """None: as in training."""
+    wait_s: Annotated[float, Field(gt=0)] = 600.0
+    """A benchmark not finished by then is recorded with what is missing and without a score."""

@@ -1,0 +1,21 @@
+"""Settings of the policy program: `[policy]`, a table of stages, each by name with its options."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from broker.messages import Json
+from broker.settings import Settings
+
+
+class PolicySettings(Settings):
+    """Every stage is optional; a stage is a name, or a table with `name` and the method's options."""
+
+    target: str | Json = "gold"
+    admit: tuple[str | Json, ...] = ()
+    reward: tuple[str | Json, ...] = ("verified",)
+    advantage: str | Json = "grpo"
+    weight: str | Json = "uniform"
+    mixer: str | Json = "static"
+    refill_rounds: Annotated[int, Field(ge=1)] = 10
+    """A window closes with what it has after this many times groups_per_step groups were seen for it."""

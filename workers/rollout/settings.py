@@ -1,0 +1,20 @@
+"""Settings of generation: `[rollout]`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from broker.settings import Settings
+
+
+class RolloutSettings(Settings):
+    engine: Literal["torch"] = "torch"
+    processes: Annotated[int, Field(ge=1)] = 1
+    """How many rollout processes `sluice run` starts."""
+    max_rows: Annotated[int, Field(ge=1)] = 128
+    """Answers decoded at once; groups beyond wait."""
+    slots: Annotated[int, Field(ge=1)] = 64
+    """Groups taken from the log at once by one process."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    weights_wait_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long a group may wait for the model weights it asks for before it is handed back."""

@@ -74,9 +74,12 @@ def tokenizer_of(reader: GGUFReader) -> PreTrainedTokenizerFast:
     return found
 
 
-def config_of(reader: GGUFReader, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def config_of(reader: GGUFReader) -> LlamaConfig:
     def field(name: str) -> Any:
         return reader.fields[f"llama.{name}"].contents()
+
+    def special(role: str) -> Any:
+        return reader.fields[f"tokenizer.ggml.{role}_token_id"].contents()
 
     return LlamaConfig(
         vocab_size=field("vocab_size"),
@@ -89,9 +92,9 @@ def config_of(reader: GGUFReader, tokenizer: PreTrainedTokenizerFast) -> LlamaCo
         rms_norm_eps=round(field("attention.layer_norm_rms_epsilon"), 9),
         rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base")},
         tie_word_embeddings=all(tensor.name != "output.weight" for tensor in reader.tensors),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=special("bos"),
+        eos_token_id=special("eos"),
+        pad_token_id=special("padding"),
     )
 
 
@@ -120,14 +123,13 @@ def convert(source: Path, target: Path) -> None:
     unfinished = target.with_name(target.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     reader = GGUFReader(source)
-    tokenizer = tokenizer_of(reader)
-    model = LlamaForCausalLM(config_of(reader, tokenizer))
+    model: Any = LlamaForCausalLM(config_of(reader))
     missing, unexpected = model.load_state_dict(weights_of(reader, model.config), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise SystemExit(f"{source}: weights missing {missing}, unexpected {unexpected}")
     model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
+    model.to(dtype=torch.bfloat16).save_pretrained(unfinished)
+    tokenizer_of(reader).save_pretrained(unfinished)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
 

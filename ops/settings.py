@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -68,17 +71,52 @@ def set_path(tree: dict[str, object], assignment: str) -> None:
     at[leaf] = value
 
 
-def load(path: Path, overrides: tuple[str, ...] = ()) -> Configuration:
-    """Read and check a configuration; relative paths in it are relative to the file's folder."""
+def load(
+    path: Path, overrides: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+) -> Configuration:
+    """Read and check a configuration; relative paths in it are relative to the file's folder.
+
+    `SLUICE_NATS__URL=...` in the environment overrides the file, `--set nats.url=...` both.
+    """
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadConfiguration(f"{path}: no such configuration file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfiguration(f"{path}: not readable as TOML: {error}") from error
-    for assignment in overrides:
+    for assignment in (*from_environment(environment or os.environ), *overrides):
         set_path(tree, assignment)
-    return check(tree, str(path))
+    return check(with_absolute_paths(tree, path.resolve().parent), str(path))
+
+
+def from_environment(environment: Mapping[str, str]) -> list[str]:
+    """Assignments that the environment makes: secrets do not belong into a file."""
+    return [
+        f"{'.'.join(part.lower() for part in name.removeprefix('SLUICE_').split('__'))}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith("SLUICE_") and "__" in name
+    ]
+
+
+PATH_KEYS = {"path", "eval_path"}
+CODE_REFERENCE = re.compile(r"\.{1,2}/.+\.py:\w+")
+"""`./mine.py:Grader`: code of the user's own, beside the configuration."""
+
+
+def with_absolute_paths(tree: Any, folder: Path) -> Any:
+    """The tree with file paths and references to one's own code made independent of where it is read."""
+
+    def absolute(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: absolute(k, v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [absolute(key, v) for v in value]
+        if isinstance(value, str) and (key in PATH_KEYS or CODE_REFERENCE.fullmatch(value)):
+            # An absolute path on the right of `/` stands as it is.
+            return os.path.normpath(folder / Path(value).expanduser())
+        return value
+
+    return absolute("", tree)
 
 
 def check(tree: dict[str, object], origin: str) -> Configuration:
@@ -92,7 +130,27 @@ def check(tree: dict[str, object], origin: str) -> Configuration:
         raise BadConfiguration(f"{origin}:\n" + "\n".join(lines)) from error
 
 
+MAY_DIFFER: dict[str, Any] = {
+    "nats": True,
+    "store": True,
+    "telemetry": True,
+    "run": {"steps", "drain_wait_s", "no_progress_steps"},
+    "rollout": {"processes", "slots", "weights_wait_s"},
+    "verifier": {"processes", "pool", "slots"},
+    "learner": {"checkpoint_every", "keep_checkpoints", "weights"},
+    "evaluation": {"every", "wait_s"},
+}
+"""Keys that a resumed run may change: they decide where and how long it runs, not what is trained."""
+
+
 def digest(configuration: Configuration) -> str:
     """sha256 over the canonical JSON of everything that decides what is trained."""
-    tree = configuration.model_dump(mode="json", exclude={"nats", "store", "telemetry"})
+    tree = configuration.model_dump(mode="json", exclude=MAY_DIFFER)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def without_secrets(configuration: Configuration) -> dict[str, Any]:
+    """What may be recorded: all but addresses and passwords."""
+    return configuration.model_dump(
+        mode="json", exclude={"nats": {"url", "user", "password"}, "store": {"url"}}
+    )

@@ -1,0 +1,183 @@
+"""How a live run is shown: a plain line now and then, or a table that repaints itself on a terminal.
+
+Both are drawn by pure functions from the ledger's view and what the processes say of themselves.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
+
+from ops.view import RunView
+
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What the processes and logs said when last asked."""
+
+    statuses: tuple[Mapping[str, Any], ...] = ()
+    depths: Mapping[str, int] = field(default_factory=dict)
+    """Role -> messages that wait for it."""
+    memory_bytes: int = 0
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def waited_for(pulse: Pulse) -> str:
+    """Which role holds up the flow: the one furthest down the stream that has work in its queue."""
+    waits = {str(s.get("role")): [w["for"] for w in s.get("waits", ())] for s in pulse.statuses}
+    learner = next((w for role, w in waits.items() if "learner" in role), None)
+    if learner is None:
+        return "learner (not there)"
+    if not learner:
+        return "learner"
+    for role in ("policy", "verifier", "rollout"):
+        if pulse.depths.get(role, 0) > 0:
+            return role
+    return f"dispatcher (learner waits for {learner[0]})"
+
+
+def warmup(pulse: Pulse) -> str:
+    """How far the warm-up is, from the learner's own words."""
+    for status in pulse.statuses:
+        if "warmup" in status:
+            return f"warm-up {status['warmup']}"
+    return "starting"
+
+
+def accuracies(view: RunView) -> str:
+    """First and latest held-out accuracy of each benchmark."""
+    parts = []
+    for name, rounds in sorted(view.evaluations.items()):
+        first, last = rounds[0].score, rounds[-1].score
+        step = f" → {percent(last)}" if len(rounds) > 1 else ""
+        parts.append(f"{name} {percent(first)}{step}")
+    return ", ".join(parts)
+
+
+def counts(view: RunView) -> str:
+    reasons = ", ".join(f"{reason} {n}" for reason, n in view.dropped.most_common())
+    dropped = sum(view.dropped.values())
+    return f"{view.trained_groups} trained, {dropped} dropped" + (
+        f" ({reasons})" if reasons else ""
+    )
+
+
+def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
+    """One line that says how the run stands."""
+    since = clock((now_us - (view.started_us or now_us)) / 1e6)
+    if view.ready_us is None:
+        return f"[{since}] {warmup(pulse)} · waiting for {waited_for(pulse)}"
+    left = view.seconds_left(steps)
+    parts = [f"[{since}] step {view.step}/{steps}"]
+    if view.ended is not None:
+        parts.append(f"ended ({view.ended.status}); the store is catching up")
+    elif view.draining is not None:
+        parts.append(f"draining: {view.draining}")
+    elif left is not None:
+        parts.append(f"{clock(left)} left")
+    rewards = " ".join(
+        f"{d} {number(view.reward(d))}" for d in view.domains() if view.reward(d) is not None
+    )
+    if rewards:
+        parts.append(f"reward {rewards}")
+    if view.evaluations:
+        parts.append(f"held-out {accuracies(view)}")
+    parts += [f"staleness ≤ {view.staleness_max}", f"groups {counts(view)}"]
+    if (rate := view.samples_per_s()) is not None:
+        parts.append(f"{rate:.0f} samples/s")
+    parts.append("queues " + " ".join(f"{role} {depth}" for role, depth in pulse.depths.items()))
+    if view.ended is None:
+        parts.append(f"waiting for {waited_for(pulse)}")
+    return " · ".join(parts)
+
+
+class Display(Protocol):
+    def show(self, view: RunView, pulse: Pulse) -> None: ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PlainDisplay:
+    """Lines, for logs and pipes: every few seconds, and at once after each evaluation."""
+
+    def __init__(self, steps: int, out: TextIO, *, every_s: float = PLAIN_EVERY_S) -> None:
+        self._steps, self._out, self._every_s = steps, out, every_s
+        self._next = 0.0
+        self._evaluations = 0
+
+    def show(self, view: RunView, pulse: Pulse) -> None:
+        evaluations = sum(len(rounds) for rounds in view.evaluations.values())
+        now = time.monotonic()
+        if now < self._next and evaluations == self._evaluations:
+            return
+        self._next, self._evaluations = now + self._every_s, evaluations
+        self.say(plain_line(view, pulse, steps=self._steps, now_us=time.time_ns() // 1000))
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay:
+    """A table on a terminal, repainted in place."""
+
+    def __init__(self, steps: int, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._steps, self._title = steps, title
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def show(self, view: RunView, pulse: Pulse) -> None:
+        from ops.live_table import render
+
+        now_us = time.time_ns() // 1000
+        self._live.update(render(view, pulse, steps=self._steps, title=self._title, now_us=now_us))
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_display(steps: int, title: str, out: TextIO = sys.stdout) -> Display:
+    return LiveDisplay(steps, title) if out.isatty() else PlainDisplay(steps, out)
+
+
+def role_lines(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line a process: what it is, where, and what it waits for."""
+    lines = []
+    for status in sorted(statuses, key=lambda s: (str(s.get("role")), int(s.get("pid", 0)))):
+        waits = [
+            f"{wait['for']} ({wait['since_s']:.0f} s of {wait['limit_s']:.0f})"
+            for wait in status.get("waits", ())
+        ]
+        head = f"{status.get('role')} pid {status.get('pid')} on {status.get('host')}"
+        what = f"waits for {', '.join(waits)}" if waits else "works"
+        lines.append(f"{head}: {what}; last heartbeat {status.get('heartbeat_age_s')} s ago")
+    return lines

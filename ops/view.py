@@ -1,0 +1,145 @@
+"""What a person wants to know of a run, folded from its LEDGER: pure, so that any cursor may feed it."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from broker.messages import (
+    CheckpointWritten,
+    EvaluationFinished,
+    Event,
+    Incident,
+    ReaderAdvanced,
+    RunDraining,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    StepPlanned,
+)
+
+RECENT_STEPS = 20
+"""Rates and means shown live are over this many steps."""
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """One committed step."""
+
+    step: int
+    status: str
+    at_us: int
+    metrics: dict[str, float | None]
+
+
+@dataclass
+class RunView:
+    """The state of a run as its ledger tells it."""
+
+    started_us: int | None = None
+    ready_us: int | None = None
+    """When the first checkpoint was written: the warm-up is over."""
+    step: int = 0
+    version: int = 0
+    trained_steps: int = 0
+    trained_groups: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups that a step dropped, by reason."""
+    staleness_max: int = 0
+    recent: deque[StepSeen] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    first_step_us: int | None = None
+    generations: int = 0
+    evaluations: dict[str, list[EvaluationFinished]] = field(default_factory=dict)
+    incidents: Counter[str] = field(default_factory=Counter)
+    last_incident: str = ""
+    draining: str | None = None
+    ended: RunEnded | None = None
+    ended_sequence: int = 0
+    passed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(reader, log) -> sequence that the reader has made durable."""
+
+    def apply(self, event: Event, sequence: int) -> None:
+        match event:
+            case RunStarted():
+                # A resumed run goes on: what its earlier life did still counts.
+                self.started_us = self.started_us or event.at_us
+                self.draining, self.ended, self.ended_sequence = None, None, 0
+            case CheckpointWritten():
+                self.ready_us = self.ready_us or event.at_us
+            case StepPlanned():
+                self._count_drops(event.dropped)
+                oldest = max((g.staleness for g in event.groups), default=0)
+                self.staleness_max = max(self.staleness_max, oldest)
+            case StepCommitted():
+                self._commit(event)
+            case EvaluationFinished():
+                self.evaluations.setdefault(event.benchmark, []).append(event)
+            case Incident():
+                self.incidents[event.kind] += 1
+                self.last_incident = f"{event.role}: {event.kind}: {event.detail}"
+            case RunDraining():
+                self.draining = event.reason
+            case RunEnded():
+                self.ended, self.ended_sequence = event, sequence
+            case ReaderAdvanced():
+                self.passed[event.reader, event.log] = event.sequence
+            case _:
+                pass
+
+    def _count_drops(self, dropped: tuple[object, ...]) -> None:
+        self.dropped.update(getattr(group, "reason", "") for group in dropped)
+
+    def _commit(self, event: StepCommitted) -> None:
+        self.step, self.version = event.step, event.version
+        self._count_drops(event.dropped)
+        self.first_step_us = self.first_step_us or event.at_us
+        self.recent.append(StepSeen(event.step, event.status, event.at_us, event.metrics))
+        if event.status == "trained":
+            self.trained_steps += 1
+            self.trained_groups += int(event.metrics.get("groups") or 0)
+            self.generations += int(event.metrics.get("generations") or 0)
+
+    # --- figures ---
+
+    def seconds_per_step(self) -> float | None:
+        """Over the recent steps."""
+        if len(self.recent) < 2:
+            return None
+        span = self.recent[-1].at_us - self.recent[0].at_us
+        return span / 1e6 / (len(self.recent) - 1)
+
+    def samples_per_s(self) -> float | None:
+        """Trained answers per second over the recent steps."""
+        seconds = self.seconds_per_step()
+        if not seconds:
+            return None
+        answers = [step.metrics.get("generations") or 0 for step in list(self.recent)[1:]]
+        return sum(answers) / len(answers) / seconds
+
+    def reward(self, domain: str | None = None) -> float | None:
+        """Mean reward over the recent steps, of one domain if named."""
+        key = "reward_mean" if domain is None else f"reward/{domain}"
+        found = [v for step in self.recent if (v := step.metrics.get(key)) is not None]
+        return sum(found) / len(found) if found else None
+
+    def domains(self) -> list[str]:
+        """Domains trained or evaluated so far."""
+        trained = {
+            k.partition("/")[2] for s in self.recent for k in s.metrics if k[:7] == "reward/"
+        }
+        return sorted(trained | set(self.evaluations))
+
+    def seconds_left(self, steps: int) -> float | None:
+        seconds = self.seconds_per_step()
+        return None if seconds is None else max(0, steps - self.step) * seconds
+
+    def recorder_behind(self) -> dict[str, int]:
+        """Per log, how many messages that count the store does not have yet; after the end."""
+        if self.ended is None:
+            return {}
+        wanted = {str(log): last for log, last in self.ended.last_sequences.items()}
+        # LEDGER counts up to the end itself; what readers write behind it does not.
+        wanted["LEDGER"] = self.ended_sequence
+        return {
+            log: last - self.passed.get(("recorder", log), 0)
+            for log, last in wanted.items()
+            if log != "DEAD" and self.passed.get(("recorder", log), 0) < last
+        }

@@ -1,0 +1,138 @@
+"""The configuration: what it accepts, and how clearly it refuses."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadConfiguration
+from ops import settings, toml
+
+MINIMAL = """
+[run]
+steps = 3
+groups_per_step = 2
+group_size = 4
+[model]
+path = "weights"
+[[source]]
+domain = "math"
+path = "../rows.jsonl"
+verifier = {name = "./mine.py:Grader"}
+"""
+
+
+def written(folder: Path, text: str = MINIMAL) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_bad_value_is_named_with_its_key_and_what_was_expected(tmp_path: Path):
+    path = written(tmp_path, MINIMAL.replace("steps = 3", "steps = -3"))
+
+    with pytest.raises(BadConfiguration, match=r"run\.steps: .*greater than or equal to 1.*-3"):
+        settings.load(path, environment={})
+
+
+def test_an_unknown_key_is_refused_by_name(tmp_path: Path):
+    path = written(tmp_path, MINIMAL.replace("steps = 3", "steps = 3\nstep = 4"))
+
+    with pytest.raises(BadConfiguration, match=r"run\.step: "):
+        settings.load(path, environment={})
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(BadConfiguration, match=r"none\.toml: no such configuration file"):
+        settings.load(tmp_path / "none.toml", environment={})
+
+
+def test_two_sources_of_one_domain_are_refused(tmp_path: Path):
+    twice = MINIMAL + '[[source]]\ndomain = "math"\ngenerator = "addition"\n'
+
+    with pytest.raises(BadConfiguration, match="expected each domain once"):
+        settings.load(written(tmp_path, twice), environment={})
+
+
+def test_set_overrides_the_environment_which_overrides_the_file(tmp_path: Path):
+    path = written(tmp_path)
+    environment = {"SLUICE_RUN__STEPS": "5", "SLUICE_NATS__PASSWORD": "s3 cret", "SLUICE": "x"}
+
+    from_file = settings.load(path, environment={})
+    from_environment = settings.load(path, environment=environment)
+    from_set = settings.load(path, ("run.steps=7",), environment)
+
+    assert [c.run.steps for c in (from_file, from_environment, from_set)] == [3, 5, 7]
+    assert from_environment.nats.password == "s3 cret"
+
+
+@pytest.mark.parametrize("assignment", ["run.steps", "=3", "run.steps.deep=3"])
+def test_a_malformed_assignment_is_quoted_in_the_error(tmp_path: Path, assignment: str):
+    with pytest.raises(BadConfiguration, match="--set '"):
+        settings.load(written(tmp_path), (assignment,), {})
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path):
+    found = settings.load(written(tmp_path), environment={})
+
+    assert found.model.path == tmp_path / "weights"
+    assert found.source[0].path == tmp_path.parent / "rows.jsonl"
+    assert found.source[0].verifier == {"name": f"{tmp_path}/mine.py:Grader"}
+
+
+def test_what_is_recorded_holds_no_address_and_no_password(tmp_path: Path):
+    secrets = ("nats.url='nats://h'", "nats.password='pass'", "store.url='postgresql://u:pass@h'")
+
+    recorded = settings.without_secrets(settings.load(written(tmp_path), secrets, {}))
+
+    assert "pass" not in str({k: v for k, v in recorded["nats"].items() if v})
+    assert "url" not in recorded["store"]
+
+
+def test_the_digest_ignores_where_a_run_lives_and_sees_what_it_trains(tmp_path: Path):
+    path = written(tmp_path)
+    digests = [
+        settings.digest(settings.load(path, overrides, {}))
+        for overrides in ((), ("nats.url='nats://elsewhere'", "run.steps=9"), ("run.seed=1",))
+    ]
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_configuration_written_for_the_run_reads_back_equal(tmp_path: Path):
+    first = settings.load(
+        written(tmp_path),
+        (
+            "run.id=r1",
+            "prompt.system='a \"quoted\"\nline'",
+        ),
+        {},
+    )
+
+    copy = tmp_path / "copy.toml"
+    copy.write_text(toml.dumps(first.model_dump(mode="json")))
+
+    assert settings.load(copy, environment={}) == first
+
+
+scalars = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=("Cs",)))
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), values, max_size=4))
+def test_toml_written_is_toml_read(tree: dict[str, object]):
+    assert tomllib.loads(toml.dumps(tree)) == tree

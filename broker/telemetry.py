@@ -82,7 +82,7 @@ class Health:
         self.role = role
         self._lock = threading.Lock()
         self._beat = time.monotonic()
-        self._waits: dict[int, tuple[str, float, float]] = {}
+        self._waits: dict[int, tuple[str, float, float | None]] = {}
         self._facts: dict[str, object] = {}
         self._next = 0
         waiting.labels(role).set(0)
@@ -97,8 +97,8 @@ class Health:
             self._facts |= facts
 
     @contextmanager
-    def waiting_for(self, what: str, limit_s: float) -> Iterator[None]:
-        """Names a wait while it lasts; the caller enforces the limit."""
+    def waiting_for(self, what: str, limit_s: float | None) -> Iterator[None]:
+        """Names a wait while it lasts; the caller enforces the limit. None: until it is over."""
         with self._lock:
             key, self._next = self._next, self._next + 1
             self._waits[key] = (what, time.monotonic(), limit_s)

@@ -1,0 +1,205 @@
+"""The connection to NATS, and the only importer of nats. `connect` gives the bus of a run.
+
+The connection mends itself for ever: nats-py reconnects, and should it give up (it closes itself on
+errors that the server reports) a new client takes its place with the same subscriptions.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from urllib.parse import urlsplit
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription as ClientSubscription
+
+from broker import streams
+from broker.errors import Unreachable
+from broker.jetbus import JetStreamBus
+from broker.settings import NatsSettings
+from broker.telemetry import Health
+from broker.wire import Message, Unanswered
+
+REOPEN_PAUSE_S = 1.0
+
+log = structlog.get_logger()
+
+
+class _Subscription:
+    """One subscription through all clients that the connection has had."""
+
+    def __init__(
+        self, link: "Connection", subject: str, on_message: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        self._link = link
+        self._subject = subject
+        self._on_message = on_message
+        self._current: ClientSubscription | None = None
+
+    async def open(self, client: Client) -> None:
+        # Readers bound what they ask for; nothing may be dropped here for being slow.
+        self._current = await client.subscribe(
+            self._subject, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def close(self) -> None:
+        self._link.subscriptions.discard(self)
+        current, self._current = self._current, None
+        if current is not None:
+            try:
+                await current.unsubscribe()
+            except nats.errors.Error:
+                return  # the connection went first, and the subscription with it
+
+
+class Connection:
+    """A `Wire` over nats-py."""
+
+    def __init__(self, settings: NatsSettings, health: Health | None) -> None:
+        self._settings = settings
+        self._health = health
+        self._client = Client()
+        self._closing = False
+        self._last_error: Exception | None = None
+        self._refused = asyncio.Event()
+        self._reopening: asyncio.Task[None] | None = None
+        self.subscriptions: set[_Subscription] = set()
+
+    @property
+    def max_payload(self) -> int:
+        return self._client.max_payload
+
+    async def open(self) -> None:
+        """Connected within `connect_wait_s`, or Unreachable."""
+        shown = shown_url(self._settings)
+        connecting = asyncio.create_task(self._connect(self._client))
+        refused = asyncio.create_task(self._refused.wait())
+        try:
+            await asyncio.wait(
+                {connecting, refused},
+                timeout=self._settings.connect_wait_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            refused.cancel()
+            if not connecting.done() or connecting.exception() is not None:
+                self._closing = True
+                connecting.cancel()
+                await self._client.close()
+        if self._closing:
+            raise Unreachable(
+                f"nats.url {shown}: not connected within {self._settings.connect_wait_s:g} s"
+                f" ({self._last_error or 'no answer'})"
+            )
+
+    async def _connect(self, client: Client) -> None:
+        try:
+            await client.connect(
+                self._settings.url or "",
+                user=self._settings.user,
+                password=self._settings.password,
+                name="sluice",
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                ping_interval=10,
+                connect_timeout=5,
+                # No buffering: what is sent while disconnected fails at once, and we repeat it.
+                pending_size=0,
+                skip_subject_validation=True,
+            )
+        except (nats.errors.Error, OSError, ValueError) as error:
+            self._last_error = error
+            raise
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        if isinstance(error, nats.errors.AuthorizationError):
+            self._refused.set()
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            self._reopening = asyncio.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        """A new client after the old one closed itself."""
+        log.warning("nats_closed", error=str(self._last_error))
+        await asyncio.sleep(REOPEN_PAUSE_S)
+        self._client = Client()
+        await self._connect(self._client)
+        for subscription in list(self.subscriptions):
+            await subscription.open(self._client)
+
+    async def request(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None, timeout_s: float
+    ) -> Message:
+        try:
+            return await self._client.request(
+                subject, data, timeout=timeout_s, headers=dict(headers) if headers else None
+            )
+        except (nats.errors.Error, OSError) as error:
+            raise Unanswered(f"{type(error).__name__} {error}".strip()) from error
+
+    async def send(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply: str = ""
+    ) -> None:
+        try:
+            await self._client.publish(
+                subject, data, reply=reply, headers=dict(headers) if headers else None
+            )
+        except (nats.errors.Error, OSError) as error:
+            raise Unanswered(f"{type(error).__name__} {error}".strip()) from error
+
+    async def subscribe(
+        self, subject: str, on_message: Callable[[Message], Awaitable[None]]
+    ) -> _Subscription:
+        subscription = _Subscription(self, subject, on_message)
+        self.subscriptions.add(subscription)
+        if not self._client.is_closed:  # else it is opened with the next client
+            await subscription.open(self._client)
+        return subscription
+
+    def new_inbox(self) -> str:
+        return self._client.new_inbox()
+
+    def waiting_for(self, what: str) -> AbstractContextManager[None]:
+        return self._health.waiting_for(what, None) if self._health else nullcontext()
+
+    async def close(self) -> None:
+        """Send what is buffered, acknowledgements above all, and disconnect."""
+        self._closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if self._client.is_connected:
+            try:
+                await self._client.flush(timeout=2)
+            except (nats.errors.Error, OSError) as error:
+                log.warning("nats_not_flushed", error=str(error))
+        await self._client.close()
+
+
+def shown_url(settings: NatsSettings) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(settings.url or "")
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
+
+
+async def connect(
+    settings: NatsSettings, run: str, *, health: Health | None = None
+) -> JetStreamBus:
+    """Connected, or Unreachable after `settings.connect_wait_s`. Waits show in `health`."""
+    connection = Connection(settings, health)
+    await connection.open()
+    return JetStreamBus(connection, run, settings)
+
+
+async def list_runs(settings: NatsSettings) -> list[str]:
+    """Ids of the runs on a server."""
+    connection = Connection(settings, None)
+    await connection.open()
+    try:
+        return await streams.list_runs(connection)
+    finally:
+        await connection.close()

@@ -1,0 +1,192 @@
+"""The object store of a run over JetStream, in the format of NATS object buckets.
+
+An object is visible once its meta message is stored, after all its chunks; replacing and deleting
+are compare-and-set on that message, so that two writers of one name never mix their chunks.
+Chunks are read one question at a time: a deleted one is answered at once, nothing hangs.
+"""
+
+import asyncio
+import base64
+import hashlib
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from broker.answers import ACK_TIMEOUT_S, send_one, until_answered
+from broker.errors import TooLong
+from broker.streams import bucket, object_stream
+from broker.topology import Log
+from broker.wire import Unanswered, Wire, api, read_message
+
+CHUNK_BYTES = 512 * 1024
+RETRIED_S = 0.05
+
+
+class Objects:
+    """Objects of one run, by name; names may contain any character."""
+
+    def __init__(self, wire: Wire, run: str) -> None:
+        self._wire = wire
+        self._bucket = bucket(run)
+        self._stream = object_stream(run)
+
+    def _meta_subject(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    def _chunk_subject(self, nuid: str) -> str:
+        return f"$O.{self._bucket}.C.{nuid}"
+
+    async def _meta(self, name: str) -> tuple[int, dict[str, Any] | None]:
+        """(sequence, meta) of the newest meta message; (0, None) when there is none."""
+        question = {"last_by_subj": self._meta_subject(name)}
+        found = await read_message(self._wire, Log.DEAD, self._stream, question)
+        return (0, None) if found is None else (found.sequence, orjson.loads(found.data))
+
+    async def exists(self, name: str) -> bool:
+        _, meta = await self._meta(name)
+        return meta is not None and not meta.get("deleted")
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store or replace."""
+        nuid = uuid.uuid4().hex
+        size = max(1024, min(CHUNK_BYTES, self._wire.max_payload // 2))
+        starts = range(0, len(data), size)
+        for number, start in enumerate(starts):
+            chunk = memoryview(data)[start : start + size]
+            await self._publish(
+                self._chunk_subject(nuid), bytes(chunk), {"Nats-Msg-Id": f"{nuid}-{number}"}
+            )
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        meta = {
+            "name": name,
+            "bucket": self._bucket,
+            "nuid": nuid,
+            "size": len(data),
+            "chunks": len(starts),
+            "digest": f"SHA-256={digest}",
+            "mtime": datetime.now(UTC).isoformat(),
+            "deleted": False,
+            "options": {"max_chunk_size": size},
+        }
+        replaced = await self._write_meta(name, meta)
+        if replaced is not None:
+            await self._purge(self._chunk_subject(replaced))
+
+    async def _write_meta(self, name: str, meta: dict[str, Any]) -> str | None:
+        """Compare-and-set until it is ours; the nuid of what it replaced."""
+        while True:
+            sequence, before = await self._meta(name)
+            if before is not None and before["nuid"] == meta["nuid"] and not before["deleted"]:
+                return None
+            stored = await self._publish(
+                self._meta_subject(name),
+                orjson.dumps(meta),
+                {
+                    "Nats-Rollup": "sub",
+                    "Nats-Expected-Last-Subject-Sequence": str(sequence),
+                },
+            )
+            if stored:
+                return before["nuid"] if before is not None else None
+
+    async def get(self, name: str, *, wait_s: float) -> bytes | None:
+        """The object, its digest checked; None when there is none, TooLong after `wait_s`."""
+        problem = "no answer"
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    try:
+                        _, meta = await self._meta(name)
+                        if meta is None or meta.get("deleted"):
+                            return None
+                        data = await self._read_chunks(meta)
+                        if data is not None:
+                            return data
+                        problem = "chunks missing or changed"
+                    except Unanswered as unanswered:
+                        problem = str(unanswered)
+                    await asyncio.sleep(RETRIED_S)
+        except TimeoutError:
+            raise TooLong(f"object {name}: not complete after {wait_s:g} s ({problem})") from None
+
+    async def _read_chunks(self, meta: dict[str, Any]) -> bytes | None:
+        """None when a chunk is not there or the digest differs: it was replaced or deleted meanwhile."""
+        subject, sequence, chunks = self._chunk_subject(meta["nuid"]), 0, []
+        for _ in range(meta["chunks"]):
+            reply = await self._wire.request(
+                f"$JS.API.DIRECT.GET.{self._stream}",
+                orjson.dumps({"seq": sequence + 1, "next_by_subj": subject}),
+                None,
+                ACK_TIMEOUT_S,
+            )
+            found = reply.headers or {}
+            if "Nats-Sequence" not in found:
+                return None
+            sequence = int(found["Nats-Sequence"])
+            chunks.append(reply.data)
+        data = b"".join(chunks)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        return data if meta["digest"] == f"SHA-256={digest}" else None
+
+    async def delete(self, name: str) -> None:
+        """Remove it with its chunks; no error when there is none. Finishes a deletion that was cut short."""
+        sequence, meta = await self._meta(name)
+        if meta is None:
+            return
+        if not meta.get("deleted"):
+            tombstone = {**meta, "deleted": True, "size": 0, "chunks": 0, "digest": ""}
+            stored = await self._publish(
+                self._meta_subject(name),
+                orjson.dumps(tombstone),
+                {
+                    "Nats-Rollup": "sub",
+                    "Nats-Expected-Last-Subject-Sequence": str(sequence),
+                },
+            )
+            if not stored:  # somebody replaced or deleted it: look again
+                return await self.delete(name)
+            sequence, now = await self._meta(name)
+            if now is None or now["nuid"] != meta["nuid"]:
+                return None
+        await self._purge(self._chunk_subject(meta["nuid"]))
+        # Up to the tombstone only: a new object of that name stays.
+        await self._purge(self._meta_subject(name), before=sequence + 1)
+
+    async def names(self, prefix: str) -> list[str]:
+        names = []
+        for subject in await self._subjects(f"$O.{self._bucket}.M.>"):
+            name = base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode()
+            if name.startswith(prefix) and await self.exists(name):
+                names.append(name)
+        return sorted(names)
+
+    async def _subjects(self, subjects_filter: str) -> list[str]:
+        found: list[str] = []
+        while True:
+            page = await api(
+                self._wire,
+                f"STREAM.INFO.{self._stream}",
+                {"subjects_filter": subjects_filter, "offset": len(found)},
+            )
+            subjects = page["state"].get("subjects") or {}
+            found += subjects
+            if not subjects or len(found) >= page.get("total", 0):
+                return found
+
+    async def _purge(self, subject: str, *, before: int | None = None) -> None:
+        question: dict[str, object] = {"filter": subject}
+        if before is not None:
+            question["seq"] = before
+        await api(self._wire, f"STREAM.PURGE.{self._stream}", question)
+
+    async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> bool:
+        """Until stored (True) or refused by its expectation (False)."""
+        answer = await until_answered(
+            self._wire,
+            self._stream,
+            "OBJECTS",
+            lambda: send_one(self._wire, subject, data, headers),
+        )
+        return answer.stored

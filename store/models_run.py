@@ -1,0 +1,71 @@
+"""Tables of runs, of the recorder's own position, and of what is asked: datasets, samples, prompts."""
+
+from sqlalchemy import Column, Index, Table, Text, text
+
+from store.columns import (
+    big,
+    check,
+    cleaned,
+    finite,
+    flag,
+    integer,
+    json,
+    metadata,
+    one_of,
+    raw,
+    real,
+    txt,
+    when,
+    wide,
+)
+
+run = Table(
+    "run", metadata,
+    txt("run_id", key=True), txt("name"), json("config"), txt("config_sha256"), wide("seed"),
+    json("versions"), when("started_at"), when("ended_at", null=True), txt("status"),
+    Column("reason", Text, nullable=False, server_default=text("''")),
+    big("last_event_id"), cleaned(),
+    check("run", "status", one_of(
+        "status", "running", "draining", "finished", "stopped", "no_progress", "failed")),
+)  # fmt: skip
+"""config without secrets; last_event_id: the newest of RunStarted, RunDraining, RunEnded seen."""
+
+run_end = Table(
+    "run_end", metadata,
+    txt("run_id", key=True), big("event_id", key=True), txt("status"), txt("reason"),
+    json("last_sequences"), when("ended_at"),
+    Column("closed", flag("closed").type, nullable=False, server_default=text("false")), cleaned(),
+)  # fmt: skip
+"""Each RunEnded; closed once all logs were read to last_sequences and open groups were dropped."""
+
+recorder_cursor = Table(
+    "recorder_cursor", metadata,
+    txt("run_id", key=True), txt("log", key=True), big("sequence"),
+    Column("dead_lettered", big("dead_lettered").type, nullable=False, server_default=text("0")),
+    when("updated_at"),
+)  # fmt: skip
+"""Where the recorder stands; written in the transaction of the rows."""
+
+dataset = Table(
+    "dataset", metadata,
+    txt("dataset", key=True), txt("dataset_version", key=True), big("rows", null=True),
+    txt("manifest_sha256", null=True), when("imported_at", null=True),
+)  # fmt: skip
+
+sample = Table(
+    "sample", metadata,
+    txt("sample_key", key=True), txt("dataset"), txt("dataset_version"), big("item_index"),
+    txt("domain"), real("difficulty", null=True), txt("prompt"), flag("prompt_is_chat"),
+    raw("prompt_sha256"), txt("target", null=True), flag("labeled"), json("verifier"),
+    json("options"), cleaned(),
+    check("sample", "difficulty", finite("difficulty")),
+    Index("ix_sample_prompt", "prompt_sha256"),
+    Index("ix_sample_dataset", "dataset", "dataset_version", "item_index"),
+)  # fmt: skip
+"""A chat prompt is stored as the JSON text of its turns. First seen wins: a key names one content."""
+
+rendered_prompt = Table(
+    "rendered_prompt", metadata,
+    raw("prompt_sha256", key=True), txt("text"), raw("token_ids"), integer("tokens"), cleaned(),
+)  # fmt: skip
+"""sha256 over the token ids' bytes (int32, little-endian) and the text; once however often asked."""

@@ -1,0 +1,152 @@
+"""Attention over the row cache, plugged into transformers' own models through its attention registry.
+
+The model hands over queries, keys and values of each layer after its own rotary embedding and norms;
+nothing here knows a model family. Grouped-query heads share their keys without a copy.
+Legend: B rows, Q query heads, H key/value heads, T new tokens, L slots attended to, D head size.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from workers.rollout.kv_cache import KvCache
+
+NAME = "sluice_rows"
+"""Of this attention in transformers' registry. No mask function is registered under it, so the model
+builds no mask of its own: the pass below masks."""
+
+
+class Pass(Protocol):
+    """One forward pass: stores the new keys and values, and attends."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """query (B, Q, T, D), key and value (B, H, T, D) -> (B, T, Q, D)."""
+        ...
+
+
+class Prefill:
+    """Prompts right-padded to one length; each is stored in as many rows as it will have answers.
+
+    Causal attention never looks at the padding, which lies to the right of every real token.
+    """
+
+    def __init__(self, cache: KvCache, first_row: int, copies: Tensor, length: int) -> None:
+        """copies (B,) int64: rows per prompt, which follow one another from `first_row` on."""
+        self._cache = cache
+        self._sources = torch.repeat_interleave(copies)
+        self._rows = slice(first_row, first_row + len(self._sources))
+        self._length = length
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        self._cache.keys(layer)[self._rows, :, : self._length] = key[self._sources]
+        self._cache.values(layer)[self._rows, :, : self._length] = value[self._sources]
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1:
+            key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+        mask = None
+        if window is not None and window < self._length:
+            at = torch.arange(self._length, device=query.device)
+            mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+        return out.transpose(1, 2)
+
+
+class Decode:
+    """One token for each of the first B rows, each at a position of its own."""
+
+    def __init__(self, cache: KvCache, positions: Tensor, length: int) -> None:
+        """positions (B,) int64, all below `length`."""
+        self._cache = cache
+        self._positions = positions
+        self._length = length
+        heads = torch.arange(len(positions) * cache.shape.heads, device=positions.device)
+        self._at = heads * cache.slots + positions.repeat_interleave(cache.shape.heads)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def _mask(self, window: int | None, shared: int, dtype: torch.dtype) -> Tensor:
+        """(B * H, Q / H, L): 0 where the row may look, -inf elsewhere; made once per pass."""
+        if window not in self._masks:
+            at = torch.arange(self._length, device=self._positions.device)
+            hidden = at > self._positions[:, None]
+            if window is not None:
+                hidden |= at <= self._positions[:, None] - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            mask.masked_fill_(hidden, float("-inf"))
+            expanded = mask[:, None, None].expand(-1, self._cache.shape.heads, shared, -1)
+            self._masks[window] = expanded.reshape(-1, shared, self._length)
+        return self._masks[window]
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        rows, heads, _, size = key.shape
+        shared = query.shape[1] // heads
+        keys, values = self._cache.keys(layer), self._cache.values(layer)
+        keys.view(-1, size).index_copy_(0, self._at, key.reshape(-1, size))
+        values.view(-1, size).index_copy_(0, self._at, value.reshape(-1, size))
+        # Views (B * H, L, D): the rows in use lie together.
+        keys = keys.flatten(0, 1)[: rows * heads, : self._length]
+        values = values.flatten(0, 1)[: rows * heads, : self._length]
+        query = query.reshape(rows * heads, shared, size)
+        mask = self._mask(window, shared, query.dtype)
+        attend = _products if query.device.type == "cpu" else _fused
+        return attend(query, keys, values, mask, scale).view(rows, 1, heads * shared, size)
+
+
+def _fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """torch's kernel; (B * H, Q / H, D) as all below."""
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+
+
+def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Two batched products: for one query a row, a third faster on CPUs than the kernel."""
+    scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(scores, dim=-1), values)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    rows: Pass,
+    sliding_window: int | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    layer = module.layer_idx
+    if not isinstance(layer, int):
+        raise TypeError(f"layer_idx {layer!r} of {type(module).__name__}: expected its number")
+    return rows.attend(layer, query, key, value, scaling, sliding_window), None
+
+
+AttentionInterface.register(NAME, _attention)

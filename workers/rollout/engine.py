@@ -1,0 +1,96 @@
+"""The seam between the rollout worker and what generates: jobs in, answers out, weights swapped in flight.
+
+Every engine keeps: one result per job, in the order of the jobs; log-probabilities of the distribution
+that was sampled from; a version for every token; a row's tokens depend on its seed, its prompt and the
+weights, not on its neighbours; a failed load leaves the old weights in force.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from broker.errors import SluiceError
+from broker.messages import Sampling, VersionSpan
+
+
+class EngineError(SluiceError):
+    """The engine broke while it worked on a job; the same job may succeed later."""
+
+
+class BadWeights(SluiceError):
+    """A file of model weights does not fit the model; the message names file and tensor."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One group: a prompt to answer once per seed."""
+
+    name: str
+    """For messages; the group's id."""
+    prompt_ids: np.ndarray
+    """int32, shape (P,)."""
+    seeds: tuple[int, ...]
+    """One per answer, 0..2**63-1."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled answer."""
+
+    token_ids: np.ndarray
+    """int32, shape (T,); the last is an end token iff finish_reason is stop."""
+    logprobs: np.ndarray
+    """float32, shape (T,), natural log, of the distribution sampled from (greedy: of temperature 1)."""
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[VersionSpan, ...]
+    """Contiguous from 0 to T."""
+    started_at_us: int
+    finished_at_us: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No answers, and none to be had by trying again."""
+
+    reason: str
+
+
+Result = tuple[Answer, ...] | Refused
+"""All answers of a job in the order of its seeds, or none."""
+
+
+class Engine(Protocol):
+    name: str
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights in force; None before the first load."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Answers being decoded at the moment."""
+        ...
+
+    async def generate(self, jobs: Sequence[Job]) -> list[Result]:
+        """Answer jobs that enter the engine together, in this order.
+
+        Raises EngineError when the engine broke; cancelling the call withdraws its jobs.
+        """
+        ...
+
+    async def load(self, weights: Path, version: int) -> None:
+        """Put other weights in force between two tokens, without aborting anything.
+
+        What was computed for earlier tokens is kept, as the peers do: an answer that spans a load is
+        sampled by the new weights given the old weights' keys and values. Raises BadWeights.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Withdraw everything and free the engine; returns within seconds."""
+        ...

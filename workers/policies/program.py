@@ -1,0 +1,194 @@
+"""A policy program: the stages of `[policy]` put together, from a verified group to its annotations.
+
+Every decision is a pure function of the groups given, in the order given, and of the program's
+memory, which holds JSON values only and travels in the snapshot.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+
+from broker.arrays import pack
+from broker.errors import BadConfiguration
+from broker.messages import Annotation, Json
+from workers.policies.admission import ADMISSIONS, Admission
+from workers.policies.advantages import ADVANTAGES, Advantage
+from workers.policies.batch import Batch, make_batch
+from workers.policies.group import Group
+from workers.policies.mixers import MIXERS, Mixer
+from workers.policies.registry import Named
+from workers.policies.rewards import REWARDS, Reward
+from workers.policies.settings import PolicySettings
+from workers.policies.targets import TARGETS, Target
+from workers.policies.weights import WEIGHTS, Weight, Weights
+
+Memory = dict[str, Json]
+"""Per stage with a memory, what it remembers."""
+
+
+class Remembers(Protocol):
+    """A stage that keeps histories over visits, by sample key."""
+
+    def observe(self, memory: Json, group: Group) -> Mapping[str, float]:
+        """Take a visit into `memory`; returns facts for the group. Called once per verified group."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A group after target, admission and reward."""
+
+    group: Group
+    rewards_G: np.ndarray
+    """(G,) float64; NaN in excluded rows."""
+    reason: str
+    """Why it is dropped; empty when admitted."""
+
+
+@dataclass(frozen=True, eq=False)
+class WindowDecision:
+    """What was decided about a window's admitted groups."""
+
+    annotations: tuple[tuple[Annotation, ...], ...]
+    """Per group, per generation."""
+    magnitudes: Mapping[str, float]
+    """Per domain, the sum of |advantage| over usable rows."""
+
+
+class Program:
+    """Target, admission, reward, advantage and weight in this order; and the mixture."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.target: Named[Target] = TARGETS.build(settings.target)
+        self.admit: list[Named[Admission]] = [ADMISSIONS.build(s) for s in settings.admit]
+        self.reward: list[Named[Reward]] = [REWARDS.build(s) for s in settings.reward]
+        self.advantage: Named[Advantage] = ADVANTAGES.build(settings.advantage)
+        self.weight: Named[Weight] = WEIGHTS.build(settings.weight)
+        self.mixer: Named[Mixer] = MIXERS.build(settings.mixer)
+        if not self.reward:
+            raise BadConfiguration("policy.reward (): expected at least one method")
+        stages = [self.target, *self.admit, *self.reward, self.advantage, self.weight]
+        self._remembering: dict[str, Remembers] = {
+            stage.name: cast("Remembers", stage.method)
+            for stage in stages
+            if hasattr(stage.method, "observe")
+        }
+        self.name = f"{self.advantage.name}-{self.weight.name}"
+        tables = [stage.table for stage in [*stages, self.mixer]]
+        canonical = json.dumps(tables, sort_keys=True, default=str)
+        self.version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        """Digest of every stage with all its options: equal versions decide equally."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any stage keeps histories."""
+        return bool(self._remembering)
+
+    def judge(self, group: Group, memory: Memory) -> Judged:
+        """Decide about one group by itself. Takes the visit into `memory`."""
+        facts = dict(group.facts)
+        for name, stage in self._remembering.items():
+            facts |= stage.observe(memory.setdefault(name, {}), group)
+        group = self.target.method(replace(group, facts=facts))
+        reason = self._why_unusable(group, group.usable_G)
+        for stage in self.admit:
+            if not reason and not stage.method(group):
+                reason = f"filtered:{stage.name}"
+        rewards_G = np.full(group.size, np.nan)
+        if not reason:
+            for stage in self.reward:
+                rewards_G = np.asarray(stage.method(group, rewards_G), dtype=np.float64)
+            rewards_G = np.where(group.usable_G & np.isfinite(rewards_G), rewards_G, np.nan)
+            reason = self._why_unusable(group, np.isfinite(rewards_G))
+        return Judged(group, rewards_G, reason)
+
+    def _why_unusable(self, group: Group, usable_G: np.ndarray) -> str:
+        """Too few rows to learn from: the reason most of the others were excluded for, by rank."""
+        if int(usable_G.sum()) >= self.advantage.method.rows_needed:
+            return ""
+        reasons = {
+            group.exclusion(row) or "nonfinite" for row in range(group.size) if not usable_G[row]
+        }
+        return next((r for r in ("nonfinite", "ungraded") if r in reasons), "empty")
+
+    def decide(self, judged: Sequence[Judged]) -> WindowDecision:
+        """Advantages and weights over a whole window of admitted groups."""
+        batch = make_batch([j.group for j in judged], [j.rewards_G for j in judged])
+        advantages_B = np.asarray(self.advantage.method(batch), dtype=np.float64)
+        # A method that fails on a row must not poison the step: the row is left out.
+        usable_B = batch.usable_B & np.isfinite(advantages_B)
+        batch = replace(batch, usable_B=usable_B)
+        advantages_B = np.where(usable_B, advantages_B, 0.0)
+        weights = self.weight.method(batch, advantages_B)
+        if weights.advantages_B is not None:
+            advantages_B = np.where(usable_B, weights.advantages_B, 0.0)
+        annotations = tuple(
+            self._annotate(batch, number, advantages_B, weights, judged[number].rewards_G)
+            for number in range(len(judged))
+        )
+        magnitudes: dict[str, float] = {}
+        for number, group in enumerate(batch.groups):
+            total = float(np.abs(advantages_B[batch.rows(number)]).sum())
+            magnitudes[group.domain] = magnitudes.get(group.domain, 0.0) + total
+        return WindowDecision(annotations, magnitudes)
+
+    def _annotate(
+        self,
+        batch: Batch,
+        number: int,
+        advantages_B: np.ndarray,
+        weights: Weights,
+        rewards_G: np.ndarray,
+    ) -> tuple[Annotation, ...]:
+        group, start = batch.groups[number], batch.starts[number]
+        shared = {"solve_rate": group.solve_rate(), **group.facts}
+        found: list[Annotation] = []
+        for row, index in enumerate(group.indices):
+            at = start + row
+            usable = bool(batch.usable_B[at]) and bool(np.isfinite(weights.rows_B[at]))
+            tokens = weights.tokens[at] if weights.tokens is not None and usable else None
+            found.append(
+                Annotation(
+                    index=index,
+                    target=group.target,
+                    target_source=group.target_source,
+                    admitted=usable,
+                    reward=float(rewards_G[row]) if np.isfinite(rewards_G[row]) else None,
+                    advantage=float(advantages_B[at]) if usable else 0.0,
+                    weight=float(weights.rows_B[at]) if usable else 0.0,
+                    token_weights=None if tokens is None else pack(tokens, "<f4"),
+                    reason=self.weight.name if usable else group.exclusion(row) or "nonfinite",
+                    signals=shared | _signals_of(weights, at),
+                )
+            )
+        return tuple(found)
+
+    def annotate_dropped(self, judged: Judged, reason: str) -> tuple[Annotation, ...]:
+        """The record of a group that is not trained on."""
+        group = judged.group
+        return tuple(
+            Annotation(
+                index=index,
+                target=group.target,
+                target_source=group.target_source,
+                admitted=False,
+                reward=float(r) if np.isfinite(r := judged.rewards_G[row]) else None,
+                advantage=0.0,
+                weight=0.0,
+                reason=reason,
+                signals={"solve_rate": group.solve_rate(), **group.facts},
+            )
+            for row, index in enumerate(group.indices)
+        )
+
+
+def _signals_of(weights: Weights, at: int) -> dict[str, float]:
+    return {
+        name: float(values_B[at])
+        for name, values_B in weights.signals.items()
+        if np.isfinite(values_B[at])
+    }

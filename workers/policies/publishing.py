@@ -1,0 +1,156 @@
+"""The policy's publications: each compare-and-set, so that a replaced worker is refused and exits."""
+
+from collections.abc import Container, Sequence
+
+from broker.bus import Bus
+from broker.errors import Conflict, Replaced
+from broker.messages import Event, GroupAnnotated, MixtureShare, MixtureUpdated, ReaderAdvanced
+from broker.telemetry import messages_total, now_us
+from broker.topology import H_GROUP, H_WRITER, Log, kind_subjects
+from workers.policies.decisions import Author, Closed, Decision, Ended, events
+from workers.policies.ledger import READER, LedgerFollower
+from workers.policies.restart import delete_other_snapshots, snapshot_digest, snapshot_name
+
+ROLE = "policy"
+
+
+class Publisher:
+    """Puts decisions on record: drops at once, a window as one batch right after its mixture."""
+
+    def __init__(
+        self, bus: Bus, ledger: LedgerFollower, author: Author, mixer: str, *, after: int
+    ) -> None:
+        self._bus, self._ledger, self._author, self._mixer = bus, ledger, author, mixer
+        self._after = after
+        """Sequence in ANNOTATED that the next publication must follow."""
+        self._mixture_at = 0
+        """Sequence in LEDGER up to which the newest mixture has counted."""
+
+    async def settle(self, decisions: Sequence[Decision], on_record: Container[str]) -> None:
+        """Publish what is not on record yet. on_record: ids of groups that are."""
+        for decision in decisions:
+            fresh = self._fresh(decision, on_record)
+            if isinstance(decision, Closed):
+                await self._window(decision)
+                if fresh:
+                    await self._batch(fresh)
+                    await self._advance(decision)
+            elif fresh:
+                await self._single(fresh[0])
+
+    async def settle_cohort(self, decisions: Sequence[Decision], on_record: Container[str]) -> None:
+        """The same in one batch, which either is on record or is not; its end is marked."""
+        windows = [decision for decision in decisions if isinstance(decision, Closed)]
+        for window in windows:
+            await self._window(window)
+        fresh = [event for d in decisions for event in self._fresh(d, on_record)]
+        if fresh:
+            fresh[-1] = fresh[-1].model_copy(update={"cohort_end": True})
+            await self._batch(fresh)
+            for window in windows:
+                await self._advance(window)
+
+    def _fresh(self, decision: Decision, on_record: Container[str]) -> list[GroupAnnotated]:
+        first = decision.arrival if isinstance(decision, Ended) else decision.members[0][0]
+        if first.event.group.group_id in on_record:
+            return []
+        return events(decision, self._author, now_us())
+
+    # --- ANNOTATED -----------------------------------------------------------------------------
+
+    async def _single(self, event: GroupAnnotated) -> None:
+        try:
+            self._after = await self._bus.publish(event, expect_subject=0, expect_log=self._after)
+        except Conflict as conflict:
+            self._after = await self._own_or_replaced(conflict, event)
+        messages_total.labels(ROLE, event.outcome).inc()
+
+    async def _batch(self, batch: Sequence[GroupAnnotated]) -> None:
+        try:
+            self._after = await self._bus.publish_batch(batch, expect_log=self._after)
+        except Conflict as conflict:
+            self._after = await self._own_or_replaced(conflict, batch[-1])
+        for event in batch:
+            messages_total.labels(ROLE, event.outcome).inc()
+
+    async def _own_or_replaced(self, conflict: Conflict, event: GroupAnnotated) -> int:
+        """The last sequence of ANNOTATED when it is our own: a lost acknowledgement."""
+        every = kind_subjects(self._bus.run, GroupAnnotated.KIND)
+        last = await self._bus.last(Log.ANNOTATED, every)
+        writer = last.headers.get(H_WRITER) if last else None
+        if last is None or writer != self._author.writer_id:
+            raise Replaced(
+                f"ANNOTATED was last written by {writer}, not by {self._author.writer_id}"
+            ) from conflict
+        if last.headers.get(H_GROUP) != event.group.group_id:
+            raise Replaced(
+                f"ANNOTATED ends with group {last.headers.get(H_GROUP)}; expected to follow "
+                f"sequence {self._after} with group {event.group.group_id}"
+            ) from conflict
+        return last.sequence
+
+    # --- LEDGER --------------------------------------------------------------------------------
+
+    async def mixture(
+        self, shares: Sequence[MixtureShare], *, update_no: int, cut: int, request_seq: int
+    ) -> None:
+        """With LEDGER read to its end before, so that the trained counts are exact."""
+        await self._ledger.refresh()
+        view, self._mixture_at = self._ledger.view, self._ledger.position
+        if view.mixture is not None and view.mixture.update_no >= update_no:
+            return
+        event = MixtureUpdated(
+            writer_id=self._author.writer_id,
+            at_us=now_us(),
+            update_no=update_no,
+            mixer=self._mixer,
+            window=update_no,
+            step=view.step,
+            request_seq=request_seq,
+            cut=cut,
+            domains=tuple(
+                share.model_copy(update={"trained": view.trained.get(share.domain, 0)})
+                for share in shares
+            ),
+            reason=f"window {update_no}" if update_no else "start of the run",
+        )
+        view.apply(await self._publish_own(event, view.mixture_seq), event)
+
+    async def _window(self, closed: Closed) -> None:
+        await self.mixture(
+            closed.shares,
+            update_no=closed.window,
+            cut=closed.cut,
+            request_seq=closed.request_seq,
+        )
+
+    async def _advance(self, closed: Closed) -> None:
+        """Make the state after a window durable and say so; the logs up to it may then be purged."""
+        if closed.snapshot is None:
+            return
+        digest = snapshot_digest(closed.snapshot)
+        await self._bus.put_object(snapshot_name(digest), closed.snapshot)
+        verified = min([closed.cut, *(held - 1 for held in closed.pending)])
+        await self._advanced(Log.VERIFIED, verified, digest)
+        await delete_other_snapshots(self._bus, digest)
+        # A restart takes over the records that are newer than its snapshot: they must be kept.
+        await self._advanced(Log.ANNOTATED, self._after, None)
+        await self._advanced(Log.LEDGER, self._mixture_at, None)
+
+    async def _advanced(self, log: Log, sequence: int, digest: str | None) -> None:
+        event = ReaderAdvanced(
+            writer_id=self._author.writer_id,
+            at_us=now_us(),
+            reader=READER,
+            log=log,
+            sequence=sequence,
+            snapshot_digest=digest,
+        )
+        _, after = self._ledger.view.advanced.get(log, (None, 0))
+        self._ledger.view.apply(await self._publish_own(event, after), event)
+
+    async def _publish_own(self, event: Event, after: int) -> int:
+        try:
+            return await self._bus.publish(event, expect_subject=after)
+        except Conflict as conflict:
+            raise Replaced(f"another policy worker has published {event.KIND}") from conflict

@@ -1,0 +1,276 @@
+"""The policy as a state machine over the VERIFIED log: arrivals in log order -> decisions.
+
+No clock, no I/O. Every arrival ends in exactly one decision: dropped or failed, or member of one
+closed window. The same log gives the same decisions, also after a restart from any snapshot: what
+ANNOTATED and LEDGER already hold (`Recorded`) is taken over, never decided anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from broker.errors import SluiceError
+from broker.messages import MixtureShare
+from workers.policies.decisions import (
+    RUN_ENDED,
+    Closed,
+    Decision,
+    Ended,
+    Recorded,
+    Rules,
+    Snapshot,
+    failed,
+    run_ended,
+)
+from workers.policies.group import from_event
+from workers.policies.mixers import proportions
+from workers.policies.order import Arrival, Sequencer, Unit
+from workers.policies.program import Judged, Memory, Program
+from workers.policies.statistics import DomainStatistics, slope
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    arrival: Arrival
+    judged: Judged
+
+
+class WindowMachine:
+    """Feeds arrivals through the program and cuts windows."""
+
+    def __init__(
+        self,
+        program: Program,
+        rules: Rules,
+        shares: Mapping[str, float],
+        recorded: Recorded | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self.program, self.rules = program, rules
+        self.recorded = recorded or Recorded()
+        self._replay_end = max((r.verified_seq for r in self.recorded.groups.values()), default=0)
+        self.position = snapshot.position if snapshot else 0
+        self.window = snapshot.window if snapshot else 0
+        """Newest closed window."""
+        self.drained = False
+        """No window is opened any more; what still comes is dropped as `run_ended`."""
+        self._floor = max(self.recorded.ended_requests, self.recorded.floor)
+        self._open: list[_Member] = []
+        self._decided = 0
+        self._seen: dict[str, int] = {}
+        """Groups fed to this machine, with their request_seq."""
+        self._domains = tuple(shares)
+        self._prior_D = proportions(np.array(list(shares.values())), "source shares")
+        self._statistics = DomainStatistics(
+            self._domains, program.mixer.method.window, snapshot.statistics if snapshot else None
+        )
+        self._memory: Memory = snapshot.memory if snapshot else {}
+        self._sequencer = Sequencer(
+            deterministic=rules.deterministic, broken=snapshot.broken if snapshot else None
+        )
+        self._target_D = self._prior_D
+        if snapshot:
+            # Taken as it is: normalising again could change the last bit.
+            self._target_D = np.array([snapshot.target.get(name, 0.0) for name in self._domains])
+        else:
+            self._target_D = self._propose()
+
+    # --- what may be asked of it ---------------------------------------------------------------
+
+    @property
+    def open_groups(self) -> int:
+        """Admitted groups of the window that is still open."""
+        return len(self._open)
+
+    @property
+    def replaying(self) -> bool:
+        """Whether a window on record is still to be rebuilt."""
+        return self.window + 1 in self.recorded.cuts
+
+    def has_seen(self, group_id: str) -> bool:
+        """Whether the group has arrived, now or before the snapshot."""
+        return group_id in self._seen or group_id in self.recorded.groups
+
+    def raise_floor(self, request_seq: int) -> None:
+        """Every group up to `request_seq` has ended; nothing about them needs to be kept."""
+        if request_seq <= self._floor:
+            return
+        self._floor = request_seq
+        self._seen = {g: seq for g, seq in self._seen.items() if seq > self._floor}
+        if self.position >= self._replay_end:
+            kept = {g: r for g, r in self.recorded.groups.items() if r.request_seq > self._floor}
+            self.recorded = replace(self.recorded, groups=kept)
+
+    def feed(self, arrival: Arrival) -> list[Decision]:
+        """Take the next message of VERIFIED (train only) and return what is decided by it."""
+        if arrival.sequence > self.position:
+            self.position = arrival.sequence
+            self._count(arrival)
+        key = arrival.event.group
+        if self._is_settled(arrival):
+            return self._close_if_due()
+        self._seen[key.group_id] = key.request_seq
+        record = self.recorded.groups.get(key.group_id)
+        if record is not None and record.reason == RUN_ENDED:
+            # Only a drain drops so. It is in force from here on, unless it was that of an earlier
+            # run, or has yet to close the window (this group was held back until then).
+            earlier = key.request_seq <= self.recorded.ended_requests
+            self.drained |= not earlier and not self.replaying
+            return [run_ended(arrival), *self._close_if_due()]
+        if self.drained:
+            return [run_ended(arrival)]
+        decisions: list[Decision] = []
+        for unit in self._sequencer.feed(arrival):
+            decisions += self._decide(unit)
+        return decisions + self._close_if_due()
+
+    def drain(self) -> list[Decision]:
+        """Close the window with what it has; what is held back or comes later is dropped."""
+        if self.drained:
+            return []
+        self.drained = True
+        decisions: list[Decision] = [run_ended(held) for held in self._sequencer.flush()]
+        return decisions + ([self._close()] if self._open else [])
+
+    # --- one group -----------------------------------------------------------------------------
+
+    def _count(self, arrival: Arrival) -> None:
+        event, recorded = arrival.event, self.recorded
+        if event.request is not None:
+            self._statistics.saw_request(event.group.request_seq, event.request.mixture)
+        earlier = event.group.request_seq <= recorded.ended_requests
+        if not arrival.failed and (not earlier or arrival.sequence <= recorded.ended_verified):
+            self._statistics.saw_generated(event.group.domain)
+
+    def _is_settled(self, arrival: Arrival) -> bool:
+        """A second copy, or output for a group that ended without us."""
+        key = arrival.event.group
+        record = self.recorded.groups.get(key.group_id)
+        if key.group_id in self._seen:
+            return True
+        if record is not None:
+            return record.verified_seq != arrival.sequence
+        return key.request_seq <= self._floor
+
+    def _decide(self, unit: Unit) -> list[Decision]:
+        self._decided += len(unit.arrivals)
+        if not unit.whole:
+            return [self._end_broken(arrival) for arrival in unit.arrivals]
+        judged = [(arrival, self._judge(arrival)) for arrival in unit.arrivals]
+        members = [_Member(a, j) for a, j in judged if isinstance(j, Judged) and not j.reason]
+        if len(members) == len(judged):
+            self._open += members
+            return []
+        return [self._end(arrival, j) for arrival, j in judged]
+
+    def _judge(self, arrival: Arrival) -> Judged | str:
+        """The program's word on a group, or how its message is malformed."""
+        try:
+            group = from_event(arrival.event)
+        except ValueError as error:
+            return str(error)
+        judged = self.program.judge(group, self._memory)
+        self._statistics.saw_scores(group.domain, judged.group.scores_G[judged.group.usable_G])
+        record = self.recorded.groups.get(group.group_id)
+        if record is not None:
+            # The record wins: another build of the program might judge otherwise.
+            judged = replace(judged, reason="" if record.outcome == "admitted" else record.reason)
+        return judged
+
+    def _end(self, arrival: Arrival, judged: Judged | str) -> Ended:
+        if isinstance(judged, str):
+            return failed(arrival, judged)
+        # A member that would have been kept ends with its bundle.
+        reason = judged.reason or "bundle"
+        return Ended(arrival, "dropped", reason, self.program.annotate_dropped(judged, reason))
+
+    def _end_broken(self, arrival: Arrival) -> Ended:
+        if arrival.failed:
+            return failed(arrival, arrival.event.reason)
+        return Ended(arrival, "dropped", "bundle")
+
+    # --- windows -------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        full = len(self._open) >= self.rules.groups_per_step
+        return full or (bool(self._open) and self._decided >= self.rules.refill_limit)
+
+    def _close_if_due(self) -> list[Decision]:
+        cut = self.recorded.cuts.get(self.window + 1)
+        if cut is None:
+            return [self._close()] if self._is_due() else []
+        if self.position < cut:
+            return []
+        if self.position > cut or not self._open:
+            raise SluiceError(
+                f"window {self.window + 1} was cut at VERIFIED {cut}, but the log read again has "
+                f"{len(self._open)} admitted groups at {self.position}: its messages are gone"
+            )
+        if self._is_due():
+            return [self._close()]
+        # Cut before it was due: the run was draining, this one or an earlier one of the same id.
+        newest = max(m.arrival.event.group.request_seq for m in self._open)
+        decisions = self.drain()
+        self.drained = newest > self.recorded.ended_requests
+        return decisions
+
+    def _close(self) -> Closed:
+        members, self._open, self._decided = self._open, [], 0
+        self.window += 1
+        decision = self.program.decide([m.judged for m in members])
+        admitted: dict[str, int] = {}
+        for member in members:
+            name = member.arrival.event.group.domain
+            admitted[name] = admitted.get(name, 0) + 1
+        self._statistics.close_window(decision.magnitudes, admitted)
+        self._target_D = self._propose()
+        due = self.window % self.rules.snapshot_every == 0
+        return Closed(
+            window=self.window,
+            cut=self.position,
+            members=tuple(
+                (m.arrival, rows) for m, rows in zip(members, decision.annotations, strict=True)
+            ),
+            request_seq=self._statistics.state.request_seq,
+            shares=self.shares(),
+            pending=tuple(held.sequence for held in self._sequencer.pending()),
+            snapshot=self.snapshot().model_dump_json().encode() if due else None,
+        )
+
+    # --- mixture and snapshot ------------------------------------------------------------------
+
+    def _propose(self) -> np.ndarray:
+        history = self._statistics.history(self._prior_D, self._target_D, self.window)
+        shares_D = np.asarray(self.program.mixer.method(history), dtype=np.float64)
+        return proportions(shares_D, f"mixer {self.program.mixer.name}")
+
+    def shares(self) -> tuple[MixtureShare, ...]:
+        """The mixture in force with its counts, as of the last closed window."""
+        return tuple(
+            MixtureShare(
+                domain=name,
+                target=float(self._target_D[i]),
+                requested=d.requested,
+                generated=d.generated,
+                admitted=d.admitted,
+                trained=0,
+                reward_mean=float(np.mean(d.rewards)) if d.rewards else None,
+                abs_advantage_mean=float(np.mean(d.magnitudes)) if d.magnitudes else None,
+                slope=slope(d.rewards) if len(d.rewards) > 1 else None,
+            )
+            for i, (name, d) in enumerate(self._statistics.state.domains.items())
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Shares its parts with the machine: serialise it before feeding on."""
+        return Snapshot(
+            policy_version=self.program.version,
+            position=self.position,
+            window=self.window,
+            target={name: float(self._target_D[i]) for i, name in enumerate(self._domains)},
+            statistics=self._statistics.state,
+            memory=self._memory,
+            pending=[held.sequence for held in self._sequencer.pending()],
+            broken=dict(self._sequencer.broken),
+        )

@@ -1,0 +1,149 @@
+"""Where samples come from: one source a domain, endless, addressed by draw number.
+
+`Source.sample(n)` is a pure function of configuration, files and n: a restart needs the counters only.
+Every pass goes through all items once, in an order of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from broker.errors import BadConfiguration
+from broker.messages import Sample
+from workers.dispatcher import generators, jsonl
+from workers.dispatcher.items import Item, ItemSet
+from workers.dispatcher.permutation import permute
+from workers.dispatcher.rendering import Renderer
+from workers.dispatcher.settings import SourceSettings
+
+
+@dataclass(frozen=True)
+class Source:
+    """One domain's samples."""
+
+    settings: SourceSettings
+    seed: int
+    """The run's; orders the passes."""
+    train: ItemSet
+    held_out: ItemSet
+    passes: int | None = None
+    """Exhausted after this many; None: never."""
+
+    @property
+    def domain(self) -> str:
+        return self.settings.domain
+
+    def item(self, position: int) -> tuple[Item, int]:
+        """(item, pass) of the draw with that number, from 0."""
+        size = len(self.train.items)
+        pass_no, place = divmod(position, size)
+        key = f"{self.seed}:{self.domain}:{pass_no}"
+        return self.train.items[permute(place, size=size, key=key)], pass_no
+
+    def sample(self, position: int) -> tuple[Sample, int]:
+        """(sample, pass) of the draw with that number, from 0."""
+        item, pass_no = self.item(position)
+        return self._sample(self.train, item), pass_no
+
+    def exhausted(self, position: int) -> bool:
+        return self.passes is not None and position >= self.passes * len(self.train.items)
+
+    def evaluation(self) -> list[Sample]:
+        """The held-out samples, in their order."""
+        return [self._sample(self.held_out, item) for item in self.held_out.items]
+
+    def _sample(self, items: ItemSet, item: Item) -> Sample:
+        return Sample(
+            key=items.key(item),
+            dataset=items.dataset,
+            dataset_version=items.version,
+            item_index=item.index,
+            domain=self.domain,
+            difficulty=item.difficulty,
+            prompt=item.prompt,
+            target=item.target,
+            labeled=True,
+            verifier=self.settings.verifier,
+            options=item.options,
+        )
+
+
+NOTHING = ItemSet("none", "0", ())
+
+
+def load(settings: Sequence[SourceSettings], renderer: Renderer, *, seed: int) -> list[Source]:
+    """All sources, checked: rows, prompt lengths, held-out items apart from training items.
+
+    Raises BadConfiguration naming source, item and reason.
+    """
+    return [_load_one(source, renderer, seed) for source in settings]
+
+
+def _load_one(settings: SourceSettings, renderer: Renderer, seed: int) -> Source:
+    if settings.path is None:
+        train, held_out = generators.load(settings)
+    else:
+        train = jsonl.load(settings.path, settings, max_rows=settings.max_rows)
+        held_out = _held_out_rows(settings)
+    train, held_out = (_fitting(settings, items, renderer) for items in (train, held_out))
+    return Source(settings, seed, _apart(settings, train, held_out), held_out, _passes(settings))
+
+
+def _held_out_rows(settings: SourceSettings) -> ItemSet:
+    if settings.eval_items == 0:
+        return NOTHING
+    if settings.eval_path is None:
+        raise BadConfiguration(
+            f"source.{settings.domain}: eval_items = {settings.eval_items} needs eval_path"
+        )
+    return jsonl.load(settings.eval_path, settings, max_rows=settings.eval_items)
+
+
+def _passes(settings: SourceSettings) -> int | None:
+    value = settings.options.get("passes")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadConfiguration(
+            f"source.{settings.domain}.options.passes = {value!r}: expected an integer >= 1"
+        )
+    return value
+
+
+def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
+    """The items whose prompts have at most `prompt.max_tokens` tokens; others are refused."""
+    limit = renderer.settings.max_tokens
+    try:
+        rendered = renderer.render_all([item.prompt for item in items.items])
+    except ValueError as error:
+        raise BadConfiguration(f"source.{settings.domain}: {items.dataset}: {error}") from error
+    long = {place: len(r.ids) for place, r in enumerate(rendered) if len(r.ids) > limit}
+    if not long:
+        return items
+    place, tokens = next(iter(long.items()))
+    reason = (
+        f"source.{settings.domain}: {len(long)} of {len(items.items)} prompts are longer than "
+        f"prompt.max_tokens = {limit}; the first is {items.key(items.items[place])} with {tokens}"
+    )
+    return _without(settings, items, set(long), reason)
+
+
+def _apart(settings: SourceSettings, train: ItemSet, held_out: ItemSet) -> ItemSet:
+    """The training items whose prompts are not held out; the others are refused."""
+    known = {item.prompt for item in held_out.items}
+    shared = {place for place, item in enumerate(train.items) if item.prompt in known}
+    if not shared:
+        return train
+    reason = (
+        f"source.{settings.domain}: {len(shared)} training prompts are held out for evaluation too; "
+        f"the first is {train.key(train.items[min(shared)])}"
+    )
+    return _without(settings, train, shared, reason)
+
+
+def _without(settings: SourceSettings, items: ItemSet, out: set[int], reason: str) -> ItemSet:
+    if not settings.skip_bad:
+        raise BadConfiguration(f"{reason} (skip_bad = true loads the other rows)")
+    kept = tuple(item for place, item in enumerate(items.items) if place not in out)
+    if not kept:
+        raise BadConfiguration(f"{reason}; none is left")
+    return replace(items, items=kept, skipped=(*items.skipped, reason))

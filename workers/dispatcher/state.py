@@ -1,0 +1,291 @@
+"""What the dispatcher knows: a fold of the logs, the same whether lived through or read again. Pure.
+
+A restart folds REQUESTS, then LEDGER, then ANNOTATED, then follows all of them; the store is never
+asked. LEDGER comes before ANNOTATED, so that what arrived after the end of a run is known as late.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from broker.bus import Stored
+from broker.messages import (
+    CheckpointWritten,
+    EvaluationFinished,
+    Event,
+    GroupRequested,
+    Incident,
+    LogPurged,
+    MixtureCounters,
+    MixtureUpdated,
+    ReaderAdvanced,
+    RunDraining,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    StepPlanned,
+    WeightsPublished,
+)
+from broker.topology import (
+    H_COHORT_END,
+    H_GROUP,
+    H_OUTCOME,
+    H_PURPOSE,
+    H_REASON,
+    H_REQUEST_SEQ,
+    H_SCORE,
+    H_WINDOW,
+    Log,
+)
+from workers.dispatcher.evaluation import Evaluations
+from workers.dispatcher.groups import FAILED, RUN_ENDED, Groups, Requested
+
+STOP_REQUESTED, SAMPLE_SKIPPED = "stop_requested", "sample_skipped"
+
+
+@dataclass
+class Life:
+    """Where the run stands. Sequences in LEDGER, 0 when it never happened."""
+
+    started: int = 0
+    draining: int = 0
+    ended: int = 0
+    stop: int = 0
+    drain_reason: str = ""
+
+    @property
+    def is_draining(self) -> bool:
+        return self.draining > self.started
+
+    @property
+    def is_ended(self) -> bool:
+        return self.ended > self.started
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.stop > self.started
+
+    @property
+    def hurried(self) -> bool:
+        """Asked to stop once more while it was ending."""
+        return self.is_draining and self.stop > self.draining
+
+
+@dataclass
+class Cohort:
+    """Deterministic mode: the newest set of requests that are decoded and decided together."""
+
+    number: int = 0
+    first: int = 0
+    """request_seq of its first group."""
+    touched: bool = False
+    """A decision about one of its groups has been seen."""
+    decided: bool = True
+    """All decisions about it have been seen."""
+
+
+@dataclass
+class Silence:
+    """Signs that the run learns nothing."""
+
+    dead_groups: int = 0
+    """Train groups that ended undecided or filtered since one was last admitted."""
+    dead_reasons: Counter[str] = field(default_factory=Counter)
+    silent_steps: int = 0
+    """Steps in a row without a group of unequal advantages."""
+
+
+class State:
+    """The fold. `apply_*` take what a log says; everything else reads."""
+
+    def __init__(self, *, max_attempts: int) -> None:
+        self.groups = Groups(max_attempts=max_attempts)
+        self.evaluations = Evaluations()
+        self.life = Life()
+        self.cohort = Cohort()
+        self.silence = Silence()
+        self.request_seq = 0
+        """Number of the last request of any purpose."""
+        self.sequence = 0
+        """Last message in REQUESTS."""
+        self.counters: MixtureCounters | None = None
+        """As of the last train request."""
+        self.mixture: MixtureUpdated | None = None
+        self.step = 0
+        """Last committed one."""
+        self.version = 0
+        """Newest committed one."""
+        self.step_of_version: dict[int, int] = {0: 0}
+        self.version_of_step: dict[int, int] = {0: 0}
+        self.published: int | None = None
+        """Newest version whose weights can be fetched."""
+        self.checkpoint: CheckpointWritten | None = None
+        self.readers: dict[tuple[str, str], int] = {}
+        """(reader, log) -> sequence up to which it is done."""
+        self.floor = 0
+        """Requests up to it are purged or may be."""
+        self.moves = 0
+        """Grows with everything that moves the run; readers' notes about themselves do not."""
+        self._probes: dict[str, int] = {}
+        self._planned: dict[int, StepPlanned] = {}
+        self._cuts: list[dict[str, int]] = []
+        """Of every end of the run: log -> last sequence that counts."""
+
+    # --- REQUESTS -----------------------------------------------------------------------------
+
+    def apply_request(self, stored: Stored) -> None:
+        """From the headers alone."""
+        self.sequence = max(self.sequence, stored.sequence)
+        request_seq = int(stored.headers[H_REQUEST_SEQ])
+        self.request_seq = max(self.request_seq, request_seq)
+        group_id = stored.headers[H_GROUP]
+        match stored.headers[H_PURPOSE]:
+            case "train":
+                self.groups.requested(Requested(group_id, request_seq, stored.sequence))
+            case "eval":
+                self.evaluations.requested(group_id, request_seq)
+            case _:
+                self._probes[group_id] = request_seq
+
+    def apply_train_request(self, request: GroupRequested) -> None:
+        """The newest train request with its body: position of the mixture, cohort."""
+        self.counters = request.mixture
+        if request.cohort is not None and request.cohort != self.cohort.number:
+            # A cohort is published at once, so its last request tells where it began.
+            first = request.group.request_seq + 1 - (request.cohort_size or 1)
+            self.cohort = Cohort(request.cohort, first, touched=False, decided=False)
+
+    # --- ANNOTATED and VERIFIED ---------------------------------------------------------------
+
+    def apply_annotated(self, stored: Stored) -> None:
+        """From the headers alone."""
+        headers = stored.headers
+        if headers[H_PURPOSE] != "train":
+            return
+        self.moves += 1
+        if int(headers[H_REQUEST_SEQ]) >= self.cohort.first:
+            self.cohort.touched = True
+        if H_COHORT_END in headers and self.cohort.touched:
+            self.cohort.decided = True
+        group = self.groups.find(headers[H_GROUP])
+        if group is None or not self._counts(group, Log.ANNOTATED, stored.sequence):
+            return
+        if headers[H_OUTCOME] == "admitted" and H_WINDOW in headers:
+            self.groups.windowed(group.group_id)
+            self._heard_signal()
+            return
+        reason = headers.get(H_REASON, "")
+        failed = headers[H_OUTCOME] == "failed"
+        self._heard_nothing(group, f"failed: {reason}" if failed else reason)
+        self.groups.ended(group.group_id, FAILED if failed else reason)
+
+    def _heard_signal(self) -> None:
+        self.silence.dead_groups = 0
+        self.silence.dead_reasons.clear()
+
+    def _heard_nothing(self, group: Requested, reason: str) -> None:
+        before = self._cuts[-1][Log.REQUESTS] if self._cuts else 0
+        if reason != RUN_ENDED and group.sequence > before:
+            self.silence.dead_groups += 1
+            self.silence.dead_reasons[reason] += 1
+
+    def apply_verified(self, stored: Stored) -> None:
+        """From the headers alone; purposes eval and probe end here."""
+        self.moves += 1
+        group_id, score = stored.headers[H_GROUP], stored.headers.get(H_SCORE)
+        match stored.headers[H_PURPOSE]:
+            case "eval":
+                self.evaluations.measured(group_id, None if score is None else float(score))
+            case "probe":
+                self._probes.pop(group_id, None)
+            case _:
+                pass
+
+    # --- LEDGER -------------------------------------------------------------------------------
+
+    def apply_ledger(self, event: Event, sequence: int) -> None:
+        if not isinstance(event, ReaderAdvanced | LogPurged | Incident):
+            self.moves += 1
+        match event:
+            case RunStarted():
+                self.life.started = sequence
+                self.silence = Silence()
+            case RunDraining():
+                self.life.draining, self.life.drain_reason = sequence, event.reason
+            case RunEnded():
+                self.life.ended = sequence
+                # LEDGER counts up to and with the end itself.
+                self._cuts.append(dict(event.last_sequences) | {Log.LEDGER: sequence})
+            case Incident(kind="stop_requested"):
+                self.life.stop = sequence
+            case Incident(kind="sample_skipped", group_id=str(group_id)):
+                self.groups.reported(group_id)
+            case _:
+                self._apply_progress(event, sequence)
+
+    def _apply_progress(self, event: Event, sequence: int) -> None:
+        match event:
+            case StepPlanned():
+                self._planned[event.step] = event
+            case StepCommitted():
+                self._commit(event, sequence)
+            case WeightsPublished():
+                self.published = max(event.version, self.published or 0)
+            case CheckpointWritten():
+                self.checkpoint = event
+            case MixtureUpdated():
+                self.mixture = event
+            case EvaluationFinished():
+                self.evaluations.finished(event.version, event.benchmark)
+            case ReaderAdvanced():
+                self.readers[event.reader, event.log] = event.sequence
+            case LogPurged():
+                self.floor = max(self.floor, event.floor)
+                self.request_seq = max(self.request_seq, event.floor)
+            case _:
+                pass
+
+    def _commit(self, committed: StepCommitted, sequence: int) -> None:
+        self.step = max(self.step, committed.step)
+        self.version = max(self.version, committed.version)
+        self.step_of_version.setdefault(committed.version, committed.step)
+        self.version_of_step[committed.step] = committed.version
+        signal = committed.metrics.get("signal_groups")
+        self.silence.silent_steps = 0 if signal else self.silence.silent_steps + 1
+        ends = {dropped.group_id: dropped.reason for dropped in committed.dropped}
+        planned = self._planned.pop(committed.step, None)
+        if planned is not None:
+            ends = {dropped.group_id: dropped.reason for dropped in planned.dropped} | ends
+            ends |= {g.group_id: "trained" for g in planned.groups if g.group_id not in ends}
+        for group_id, end in ends.items():
+            group = self.groups.find(group_id)
+            if group is not None and self._counts(group, Log.LEDGER, sequence):
+                self.groups.ended(group_id, end)
+
+    def _counts(self, group: Requested, log: Log, sequence: int) -> bool:
+        """Whether a message about a group came before the end of the run it was requested in."""
+        for cut in self._cuts:
+            if group.sequence <= cut[Log.REQUESTS]:
+                return sequence <= cut[log]
+        return True
+
+    # --- after reading everything -------------------------------------------------------------
+
+    def close_ended_runs(self) -> None:
+        """What was still open when the run last ended, ended as `run_ended`."""
+        if self._cuts:
+            self.groups.end_all(up_to=self._cuts[-1][Log.REQUESTS])
+
+    @property
+    def uncommitted_step(self) -> int | None:
+        """A step that is planned and not committed."""
+        return max((step for step in self._planned if step > self.step), default=None)
+
+    @property
+    def settled_floor(self) -> int:
+        """Every request up to this request_seq has ended, its retry requested if due."""
+        oldest = (
+            self.groups.unsettled(),
+            self.evaluations.unsettled(),
+            min(self._probes.values(), default=None),
+        )
+        return min((seq - 1 for seq in oldest if seq is not None), default=self.request_seq)

@@ -1,0 +1,1 @@
+"""Generated tasks with checkable answers, one file each; all problems of a task are distinct."""

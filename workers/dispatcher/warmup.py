@@ -1,0 +1,46 @@
+"""Worked solutions as token ids, for the supervised steps before the first rollout."""
+
+from collections.abc import Iterator, Sequence
+
+from broker.errors import BadConfiguration
+from workers.dispatcher.mixture import next_domain
+from workers.dispatcher.rendering import Renderer
+from workers.dispatcher.sources import Source
+
+
+def solutions(
+    sources: Sequence[Source], renderer: Renderer, *, max_tokens: int | None = None
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Endless (prompt ids, answer ids), domains by their configured shares, training items only.
+
+    Answers end with the end token; those of more than `max_tokens` tokens are passed over.
+    Raises BadConfiguration when a whole pass through a source has no solution that fits.
+    """
+    by_domain = {source.domain: source for source in sources}
+    total = sum(source.settings.share for source in sources)
+    shares = {source.domain: source.settings.share / total for source in sources}
+    counts = dict.fromkeys(by_domain, 0)
+    positions = dict.fromkeys(by_domain, 0)
+    while True:
+        domain = next_domain(shares, counts)
+        counts[domain] += 1
+        prompt, answer, positions[domain] = _next(
+            by_domain[domain], positions[domain], renderer, max_tokens
+        )
+        yield prompt, answer
+
+
+def _next(
+    source: Source, position: int, renderer: Renderer, max_tokens: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    for place in range(position, position + len(source.train.items)):
+        item, _ = source.item(place)
+        if item.solution is None:
+            continue
+        answer = renderer.answer(item.solution)
+        if max_tokens is None or len(answer) <= max_tokens:
+            return renderer.render(item.prompt).ids, answer, place + 1
+    raise BadConfiguration(
+        f"source.{source.domain}: {source.train.dataset} has no solution"
+        f"{'' if max_tokens is None else f' of at most {max_tokens} tokens'} for the warm-up"
+    )

@@ -1,0 +1,230 @@
+"""The dispatcher: draws and paces, retries, evaluates, ends the run. One per run; a rival replaces it.
+
+It keeps nothing of its own: what it knows is a fold of the logs, so a restart goes on exactly
+where the last one was. Every publication is compare-and-set.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from broker.bus import Bus
+from broker.errors import TooLong
+from broker.settings import RunSettings
+from broker.telemetry import Health, writer_id
+from workers.dispatcher import sources as sources_module
+from workers.dispatcher.ending import Ending, why_drain
+from workers.dispatcher.evaluating import Evaluating
+from workers.dispatcher.finishing import Finishing
+from workers.dispatcher.following import Followers, catch_up
+from workers.dispatcher.opening import (
+    last_start,
+    record_start,
+    refuse_other_configuration,
+    refuse_other_data,
+)
+from workers.dispatcher.outbox import Outbox
+from workers.dispatcher.rendering import Renderer
+from workers.dispatcher.requests import RequestBuilder
+from workers.dispatcher.settings import (
+    EvaluationSettings,
+    PromptSettings,
+    SamplingSettings,
+    SourceSettings,
+)
+from workers.dispatcher.state import State
+from workers.dispatcher.training import Training
+from workers.dispatcher.waits import CurrentWait
+
+POLL_S = 0.5
+START_LIMIT_S = 6 * 3600.0
+"""For the warm-up, the first model weights and the first mixture."""
+IDLE_LIMIT_S = 3600.0
+"""Without any news from any log for so long, a run ends as making no progress."""
+
+log = structlog.get_logger()
+
+
+async def run(
+    bus: Bus,
+    *,
+    run: RunSettings,
+    sources: tuple[SourceSettings, ...],
+    prompt: PromptSettings,
+    sampling: SamplingSettings,
+    evaluation: EvaluationSettings,
+    tokenizer_dir: Path,
+    config_json: str,
+    config_sha256: str,
+    versions: dict[str, str],
+    health: Health,
+    stop: asyncio.Event,
+    resume: bool = False,
+) -> None:
+    """Until the run has ended or `stop` is set. `resume` starts an ended run again.
+
+    Raises BadConfiguration before anything is published, Replaced when another dispatcher took over.
+    """
+    state = State(max_attempts=run.max_attempts)
+    outbox = Outbox(bus, state, health, writer_id=writer_id("dispatcher"))
+
+    async def live() -> None:
+        followers = await catch_up(bus, state, health)
+        try:
+            if state.life.is_ended and not resume:
+                log.info("the run has ended", reason=state.life.drain_reason)
+                return
+            before = await last_start(bus)
+            refuse_other_configuration(before, config_json)
+            renderer = Renderer(tokenizer_dir, prompt)
+            loaded = await asyncio.to_thread(sources_module.load, sources, renderer, seed=run.seed)
+            builder = RequestBuilder(
+                run,
+                loaded,
+                renderer,
+                sampling=sampling,
+                evaluation=evaluation,
+                writer_id=outbox.writer_id,
+            )
+            await refuse_other_data(bus, builder.sources)
+            started = await record_start(
+                outbox,
+                state,
+                before,
+                run=run,
+                config_json=config_json,
+                config_sha256=config_sha256,
+                versions=versions,
+            )
+            if started is not None:
+                await followers.ledger.read_to(started, health)
+            evaluating = Evaluating(state, outbox, builder, run, evaluation)
+            dispatcher = Dispatcher(
+                run=run,
+                state=state,
+                followers=followers,
+                training=Training(bus, state, outbox, builder, run),
+                evaluating=evaluating,
+                finishing=Finishing(bus, state, outbox, followers, evaluating, run, health),
+                health=health,
+                stop=stop,
+            )
+            await _beside(dispatcher.live(), followers.follow())
+        finally:
+            await followers.close()
+
+    await _beside(live(), _beat(health))
+
+
+async def _beat(health: Health) -> None:
+    while True:
+        health.beat()
+        await asyncio.sleep(POLL_S)
+
+
+async def _beside(main: Awaitable[None], background: Coroutine[Any, Any, None]) -> None:
+    """Await `main` while `background` runs; the first error of either ends both."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(background)
+            try:
+                await main
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        # One line for the user: the first cause, not the tree of tasks it passed through.
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """Turns until the run has ended: each does everything that is due, then waits for news."""
+
+    run: RunSettings
+    state: State
+    followers: Followers
+    training: Training
+    evaluating: Evaluating
+    finishing: Finishing
+    health: Health
+    stop: asyncio.Event
+
+    async def live(self) -> None:
+        moved_at, moves = time.monotonic(), self.state.moves
+        with CurrentWait(self.health) as wait:
+            while not self.stop.is_set():
+                if self.state.moves != moves:
+                    moved_at, moves = time.monotonic(), self.state.moves
+                if await self._turn(wait, idle_s=time.monotonic() - moved_at):
+                    return
+                self._note()
+                await self.followers.any_news(POLL_S)
+
+    async def _turn(self, wait: CurrentWait, *, idle_s: float) -> bool:
+        """Do everything that is due; True when the run has ended. idle_s: since anything moved."""
+        await self.training.report_given_up()
+        ending = self._why_drain(idle_s)
+        if ending is not None:
+            await self.finishing.drain(ending)
+        if self.state.life.is_draining:
+            return await self.finishing.work(wait, idle_s)
+        # Evaluations first: where they come among the requests then depends on steps alone.
+        if self.state.published is not None:
+            for version in self.evaluating.due():
+                await self.evaluating.work(version, hurried=False)
+        await self.training.request()
+        self._name_wait(wait, idle_s)
+        return False
+
+    def _why_drain(self, idle_s: float) -> Ending | None:
+        if self.state.life.is_draining:
+            return None
+        ending = why_drain(self.state, self.run, exhausted=self.training.exhausted)
+        if ending is None and self.state.published is not None and idle_s > IDLE_LIMIT_S:
+            return Ending("no_progress", f"nothing has moved for {IDLE_LIMIT_S} s")
+        return ending
+
+    def _name_wait(self, wait: CurrentWait, idle_s: float) -> None:
+        if self.state.published is None:
+            wait.name("model weights of version 0 from the learner", START_LIMIT_S)
+        elif self.state.mixture is None:
+            wait.name("the mixture from the policy", START_LIMIT_S)
+        else:
+            wait.name("groups to end", IDLE_LIMIT_S)
+            return
+        if idle_s > START_LIMIT_S:
+            raise TooLong(f"dispatcher: waited {START_LIMIT_S} s for {wait.what}")
+
+    def _note(self) -> None:
+        state = self.state
+        self.health.note(
+            step=state.step,
+            version=state.version,
+            requests=state.request_seq,
+            outstanding=state.groups.outstanding,
+            draining=state.life.is_draining,
+            mixture=_shares(state),
+        )
+
+
+def _shares(state: State) -> Mapping[str, dict[str, float]]:
+    """Target and realised share of requests by domain."""
+    counters = state.counters
+    total = sum(counters.requested.values()) if counters else 0
+    if counters is None or not total:
+        return {}
+    return {
+        domain: {
+            "target": round(counters.target[domain], 4),
+            "realised": round(counters.requested[domain] / total, 4),
+        }
+        for domain in counters.target
+    }

@@ -23,7 +23,7 @@ class Publisher:
         self._bus, self._ledger, self._author, self._mixer = bus, ledger, author, mixer
         self._after = after
         """Sequence in ANNOTATED that the next publication must follow."""
-        self._mixture_at = 0
+        self._counted = 0
         """Sequence in LEDGER up to which the newest mixture has counted."""
 
     async def settle(self, decisions: Sequence[Decision], on_record: Container[str]) -> None:
@@ -96,7 +96,7 @@ class Publisher:
     ) -> None:
         """With LEDGER read to its end before, so that the trained counts are exact."""
         await self._ledger.refresh()
-        view, self._mixture_at = self._ledger.view, self._ledger.position
+        view, counted = self._ledger.view, self._ledger.position
         if view.mixture is not None and view.mixture.update_no >= update_no:
             return
         event = MixtureUpdated(
@@ -115,6 +115,7 @@ class Publisher:
             reason=f"window {update_no}" if update_no else "start of the run",
         )
         view.apply(await self._publish_own(event, view.mixture_seq), event)
+        self._counted = counted
 
     async def _window(self, closed: Closed) -> None:
         await self.mixture(
@@ -135,7 +136,7 @@ class Publisher:
         await delete_other_snapshots(self._bus, digest)
         # A restart takes over the records that are newer than its snapshot: they must be kept.
         await self._advanced(Log.ANNOTATED, self._after, None)
-        await self._advanced(Log.LEDGER, self._mixture_at, None)
+        await self._advanced(Log.LEDGER, self._counted, None)
 
     async def _advanced(self, log: Log, sequence: int, digest: str | None) -> None:
         event = ReaderAdvanced(

@@ -45,6 +45,7 @@ class LearnerSettings(Settings):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    loss: Literal["ppo_clip"] = "ppo_clip"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     denominator: Literal["all_tokens", "kept_tokens", "sequences", "seq_mean", "fixed"] = (

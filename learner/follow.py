@@ -1,0 +1,112 @@
+"""The learner's loop: window, sweep, write ahead, train, commit, publish, checkpoint, until the run ends."""
+
+import asyncio
+import time
+
+import structlog
+
+from broker import weights
+from broker.settings import RunSettings
+from broker.telemetry import Health, now_us
+from learner.intake import WindowReader
+from learner.retention import Pins, deletable, kept_versions
+from learner.steps import Steps
+from learner.watch import RunWatch
+from learner.windows import Rules, Window, make_plan, sweep
+
+log = structlog.get_logger()
+
+WINDOW_LIMIT_S = 12 * 3600.0
+"""No window for this long: the run is stuck in a way that its dispatcher does not see."""
+END_LIMIT_S = 12 * 3600.0
+"""From the last step to the end of the run: the final evaluation."""
+
+
+class Follower:
+    """Trains windows in order from where `steps` stands."""
+
+    def __init__(
+        self, steps: Steps, *, run: RunSettings, watch: RunWatch, health: Health, vocabulary: int
+    ) -> None:
+        self._steps = steps
+        self._run = run
+        self._watch = watch
+        self._health = health
+        self._rules = Rules(
+            max_staleness=run.max_staleness,
+            vocabulary=vocabulary,
+            ended_verified=steps.ledger.ended_verified,
+        )
+        self._pins = Pins(steps.bus)
+        self._deleted: set[int] = set()
+
+    async def follow(self) -> None:
+        """Returns when the run has ended or the process is asked to stop. Raises Replaced."""
+        steps = self._steps
+        reader = WindowReader(steps.bus, after=steps.cursor, next_window=steps.step + 1)
+        gathering = asyncio.create_task(reader.next())
+        try:
+            while steps.step < self._run.steps:
+                self._note()
+                started = time.monotonic()
+                what = f"window {steps.step + 1} of the policy"
+                window = await self._watch.result_of(gathering, what, WINDOW_LIMIT_S)
+                if window is None:
+                    break
+                # The next batch is collected while this one is trained; it is swept when its turn comes.
+                gathering = asyncio.create_task(reader.next())
+                if not await self._train(window, seconds_wait=time.monotonic() - started):
+                    return
+            self._note()
+            if not self._watch.stopping:
+                if steps.checkpointed < steps.step:
+                    await steps.checkpoint()
+                await self._watch.wait_for_end("end of the run", END_LIMIT_S)
+        finally:
+            gathering.cancel()
+            await asyncio.gather(gathering, return_exceptions=True)
+            await reader.close()
+            await self._pins.close()
+
+    async def _train(self, window: Window, *, seconds_wait: float) -> bool:
+        """One window, from sweep to checkpoint. False when the run ended first: the step does not count."""
+        steps = self._steps
+        if await self._watch.ended():
+            return False
+        swept = sweep(window.members, self._rules, version=steps.version)
+        plan = make_plan(
+            window, swept, version=steps.version, writer_id=steps.pen.writer_id, at_us=now_us()
+        )
+        # Written ahead: a crash from here on redoes exactly this step.
+        await steps.pen.write(plan)
+        steps.ledger.planned[plan.step] = plan
+        for dropped in plan.dropped:
+            log.warning("group dropped", group_id=dropped.group_id, reason=dropped.reason)
+        groups = [member.group for member, _ in swept.kept if member.group is not None]
+        housekeeping = asyncio.create_task(self._delete_old_weights())
+        try:
+            done = await steps.compute(plan, groups)
+            await housekeeping
+        finally:
+            housekeeping.cancel()
+            await asyncio.gather(housekeeping, return_exceptions=True)
+        if await self._watch.ended():
+            return False
+        await steps.commit(plan, done, seconds_wait=seconds_wait)
+        if steps.step % steps.settings.checkpoint_every == 0 or steps.step == self._run.steps:
+            await steps.checkpoint()
+        return True
+
+    async def _delete_old_weights(self) -> None:
+        published = self._steps.ledger.published
+        alive = published.keys() - self._deleted
+        newest = kept_versions(self._run.pace_steps)
+        if len(alive) <= newest:
+            return
+        pinned = await self._pins.read()
+        for version in deletable(alive, pinned=pinned, newest=newest):
+            await weights.delete(self._steps.bus, published[version].uri)
+            self._deleted.add(version)
+
+    def _note(self) -> None:
+        self._health.note(step=self._steps.step, steps=self._run.steps, version=self._steps.version)

@@ -1,0 +1,90 @@
+"""Log-probabilities of chosen tokens from hidden states, without all tokens x vocabulary at once.
+
+Legend: N chosen tokens, H hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+
+CHUNK_ELEMENTS = 16 * 1024 * 1024
+"""Logits held at once: 64 MiB in float32."""
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    """Logits are made chunk by chunk, and again in backward, where their gradient is known.
+
+    d logp / d logits = (one-hot(chosen) - softmax) / temperature.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        head_VH: torch.Tensor,
+        chosen_N: torch.Tensor,
+        temperature_N: torch.Tensor,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_N = torch.empty(len(chosen_N), dtype=torch.float32, device=hidden_NH.device)
+        entropy_N = torch.empty_like(logprobs_N)
+        norms_N = torch.empty_like(logprobs_N)
+        for at in range(0, len(chosen_N), chunk):
+            part = slice(at, at + chunk)
+            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part])
+            norm_C = torch.logsumexp(logits_CV, dim=-1)
+            chosen_C = logits_CV.gather(1, chosen_N[part, None]).squeeze(1)
+            norms_N[part] = norm_C
+            logprobs_N[part] = chosen_C - norm_C
+            # Entropy = logsumexp - E[logit]; -inf logits carry no probability.
+            probs_CV = (logits_CV - norm_C[:, None]).exp_()
+            entropy_N[part] = norm_C - (probs_CV * logits_CV).nan_to_num_(nan=0.0).sum(-1)
+        ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N)
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_NH, head_VH, chosen_N, temperature_N, norms_N = ctx.saved_tensors
+        grad_N = grads[0]
+        grad_hidden_NH = torch.empty_like(hidden_NH)
+        grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32)
+        for at in range(0, len(chosen_N), ctx.chunk):
+            part = slice(at, at + ctx.chunk)
+            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part])
+            scale_C = grad_N[part] / temperature_N[part]
+            slope_CV = logits_CV.sub_(norms_N[part, None]).exp_().mul_(-scale_C[:, None])
+            slope_CV.scatter_add_(1, chosen_N[part, None], scale_C[:, None])
+            slope_CV = slope_CV.to(hidden_NH.dtype)
+            grad_hidden_NH[part] = slope_CV @ head_VH
+            grad_head_VH += (slope_CV.T @ hidden_NH[part]).float()
+        return grad_hidden_NH, grad_head_VH.to(head_VH.dtype), None, None, None
+
+
+def _logits(
+    hidden_CH: torch.Tensor, head_VH: torch.Tensor, temperature_C: torch.Tensor
+) -> torch.Tensor:
+    """(C, V) float32 logits divided by the temperature in force."""
+    return (hidden_CH @ head_VH.T).float().div_(temperature_C[:, None])
+
+
+def chosen_logprobs(
+    hidden_NH: torch.Tensor,
+    head_VH: torch.Tensor,
+    chosen_N: torch.Tensor,
+    temperature_N: torch.Tensor,
+    *,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Natural-log probability of each chosen token, and the entropy it was chosen with (nats).
+
+    hidden_NH: last hidden state before each token; head_VH: output embedding, same dtype;
+    temperature_N divides the logits before the softmax, as the engine does when it samples.
+    Returns two float32 (N,); only the first carries gradients.
+    """
+    chunk = max(1, chunk_elements // head_VH.shape[0])
+    logprobs_N, entropy_N = _ChosenLogprobs.apply(  # pyright: ignore[reportGeneralTypeIssues]
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk
+    )
+    return logprobs_N, entropy_N

@@ -1,0 +1,203 @@
+"""The learner's state and what it does with it: compute a planned step, commit it, publish, checkpoint.
+
+Order of what others see: StepPlanned, weight object, StepCommitted, WeightsPublished, checkpoint. A
+restart completes whatever is missing of it (see redo).
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from broker import weights
+from broker.bus import Bus
+from broker.messages import (
+    CheckpointWritten,
+    GroupAnnotated,
+    StepCommitted,
+    StepPlanned,
+    WeightsPublished,
+)
+from broker.telemetry import now_us
+from learner import checkpoint as checkpoints
+from learner.batch import rows_of
+from learner.fold import Ledger
+from learner.metrics import Metrics, group_metrics
+from learner.model import digest_of
+from learner.publish import Pen
+from learner.settings import LearnerSettings
+from learner.trainer import Trainer
+from learner.windows import dropped_by_skip
+from learner.workshop import Workshop
+
+log = structlog.get_logger()
+
+NOTHING_LEFT = "nothing_left"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a checkpoint says about how it was made."""
+
+    config_sha256: str
+    threads: int
+    libraries: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A step as computed, before anybody is told."""
+
+    skipped: str
+    digest: str
+    """Of the model weights after it."""
+    data: bytes
+    """The weights; empty when skipped."""
+    metrics: Metrics
+
+
+class Steps:
+    """Where the learner stands, and its moves."""
+
+    def __init__(
+        self, bus: Bus, *, trainer: Trainer, pen: Pen, ledger: Ledger, workshop: Workshop,
+        settings: LearnerSettings, environment: Environment, run_dir: Path,
+    ) -> None:  # fmt: skip
+        self.bus = bus
+        self.trainer = trainer
+        self.pen = pen
+        self.ledger = ledger
+        self.workshop = workshop
+        self.settings = settings
+        self.environment = environment
+        self.run_dir = run_dir
+        self.step = 0
+        self.version = 0
+        self.cursor = 0
+        self.digest = ""
+        self.checkpointed = -1
+        """Step of the newest checkpoint."""
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    async def compute(self, plan: StepPlanned, groups: Sequence[GroupAnnotated]) -> Computed:
+        """Take the step in memory. The model has changed afterwards unless it was skipped."""
+        return await self.workshop.do(f"step {plan.step}", lambda: self._compute(plan, groups))
+
+    def _compute(self, plan: StepPlanned, groups: Sequence[GroupAnnotated]) -> Computed:
+        started = time.monotonic()
+        rows = rows_of(groups)
+        facts = group_metrics(plan.groups, groups, rows)
+        if not groups:
+            return Computed(NOTHING_LEFT, self.digest, b"", facts)
+        taken = self.trainer.step(rows)
+        seconds = time.monotonic() - started
+        speed: Metrics = {
+            "seconds_train": seconds,
+            "tokens_per_s": (facts["tokens"] or 0) / max(seconds, 1e-9),
+        }
+        metrics = facts | taken.metrics | speed
+        if taken.skipped:
+            return Computed(taken.skipped, self.digest, b"", metrics)
+        data = self.trainer.weights()
+        return Computed("", digest_of(data), data, metrics)
+
+    def moved(self, plan: StepPlanned, *, version: int, digest: str) -> None:
+        """The step is part of the state from here on."""
+        self.step, self.cursor = plan.step, plan.cursor
+        self.version, self.digest = version, digest
+
+    async def commit(self, plan: StepPlanned, done: Computed, *, seconds_wait: float) -> None:
+        """Tell the world: weight object first, so that no commit names weights that are not there."""
+        trained = not done.skipped
+        version = plan.version + 1 if trained else plan.version
+        uri = await self._put_weights(version, done.digest, done.data) if trained else ""
+        committed = StepCommitted(
+            writer_id=self.pen.writer_id,
+            at_us=now_us(),
+            step=plan.step,
+            status="trained" if trained else "skipped",
+            reason=done.skipped,
+            version=version,
+            digest=done.digest,
+            dropped=() if trained else dropped_by_skip(plan.groups, done.skipped),
+            metrics=done.metrics | {"seconds_wait": seconds_wait},
+        )
+        await self.pen.write(committed)
+        self.ledger.committed[plan.step] = committed
+        self.moved(plan, version=version, digest=done.digest)
+        if trained:
+            await self._announce_weights(uri, len(done.data))
+        elif done.skipped != "no_signal":
+            await self.pen.incident("step_skipped", f"step {plan.step}: {done.skipped}")
+        log.info(
+            "step committed", step=plan.step, status=committed.status, reason=done.skipped,
+            version=version, reward=done.metrics.get("reward_mean"), loss=done.metrics.get("loss"),
+        )  # fmt: skip
+
+    async def publish_weights(self) -> None:
+        """Publish the weights in force under the version in force."""
+        data = await self.workshop.do("model weights", self.trainer.weights)
+        uri = await self._put_weights(self.version, self.digest, data)
+        await self._announce_weights(uri, len(data))
+
+    async def _put_weights(self, version: int, digest: str, data: bytes) -> str:
+        return await weights.publish(
+            self.bus, self.settings.weights, self.run_dir / "weights", version, digest, data
+        )
+
+    async def _announce_weights(self, uri: str, size: int) -> None:
+        event = WeightsPublished(
+            writer_id=self.pen.writer_id,
+            at_us=now_us(),
+            version=self.version,
+            step=self.step,
+            digest=self.digest,
+            uri=uri,
+            bytes=size,
+        )
+        await self.pen.write(event)
+        self.ledger.published[self.version] = event
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint of the state in force, announce it, and delete those beyond retention."""
+        path = await self.workshop.do(f"checkpoint {self.step}", self._write_checkpoint)
+        event = CheckpointWritten(
+            writer_id=self.pen.writer_id,
+            at_us=now_us(),
+            step=self.step,
+            version=self.version,
+            uri=path.absolute().as_uri(),
+            digest=self.digest,
+            cursor=self.cursor,
+        )
+        await self.pen.write(event)
+        self.ledger.checkpoints.append(event)
+        self.checkpointed = self.step
+        await self.pen.advanced(self.cursor, self.digest)
+        kept = self.ledger.checkpoints[-self.settings.keep_checkpoints :]
+        names = [checkpoints.folder_name(event.step, event.version) for event in kept]
+        checkpoints.remove_others(self.checkpoint_folder, names)
+
+    def _write_checkpoint(self) -> Path:
+        model, optimizer = self.trainer.state()
+        state = checkpoints.CheckpointState(
+            step=self.step,
+            version=self.version,
+            cursor=self.cursor,
+            rng=self.trainer.rng(),
+            config_sha256=self.environment.config_sha256,
+            world_size=1,
+            threads=self.environment.threads,
+            libraries=self.environment.libraries,
+            model_sha256=hashlib.sha256(model).hexdigest(),
+            optimizer_sha256=hashlib.sha256(optimizer).hexdigest(),
+        )
+        return checkpoints.write(
+            self.checkpoint_folder, checkpoints.Checkpoint(state, model, optimizer)
+        )

@@ -1,0 +1,62 @@
+"""The one thread in which everything is computed, so that the event loop stays alive meanwhile."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from broker.errors import TooLong
+from broker.telemetry import Health
+
+Result = TypeVar("Result")
+
+POLL_S = 0.5
+COMPUTE_LIMIT_S = 12 * 3600.0
+"""No single computation (warm-up, a step, a checkpoint) takes longer unless it is stuck."""
+
+
+class Workshop:
+    """Runs functions one after the other in its thread; use as a context manager."""
+
+    def __init__(self, *, threads: int, deterministic: bool, health: Health, stop: asyncio.Event):
+        self._health = health
+        self._stop = stop
+        self._executor = ThreadPoolExecutor(
+            1, "learner", initializer=_prepare, initargs=(threads, deterministic)
+        )
+        self.interrupted = threading.Event()
+        """Set when the process is asked to stop; long computations look at it and raise Interrupted."""
+
+    def __enter__(self) -> "Workshop":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupted.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def do(self, what: str, function: Callable[[], Result]) -> Result:
+        """What `function` returns; `what` names the wait."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, function)
+        waited = 0.0
+        with self._health.waiting_for(what, COMPUTE_LIMIT_S):
+            while waited < COMPUTE_LIMIT_S:
+                done, _ = await asyncio.wait({future}, timeout=POLL_S)
+                self._health.beat()
+                if done:
+                    return future.result()
+                if self._stop.is_set():
+                    self.interrupted.set()
+                waited += POLL_S
+        raise TooLong(f"{what}: not done after {COMPUTE_LIMIT_S:.0f} s")
+
+
+def _prepare(threads: int, deterministic: bool) -> None:
+    # Sums depend on how they are split among threads.
+    torch.set_num_threads(threads)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)

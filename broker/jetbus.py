@@ -13,7 +13,7 @@ from broker.cursor import JetCursor
 from broker.errors import Conflict
 from broker.messages import Event
 from broker.objects import Objects
-from broker.packing import dead_copy
+from broker.packing import LOG_SHARE, dead_copy
 from broker.publisher import Publisher
 from broker.purge import purge
 from broker.settings import NatsSettings
@@ -22,8 +22,6 @@ from broker.wire import Message, Wire, api, read_message
 
 MARGIN_BYTES = 4096
 """Kept free below the server's payload limit, for headers that the server and batches add."""
-LOG_SHARE = 8
-"""A message may fill at most this part of its log; larger bodies go to the object store."""
 RESOLVE_WAIT_S = 60.0
 
 
@@ -37,9 +35,11 @@ class JetStreamBus:
         limit = min(wire.max_payload - MARGIN_BYTES, settings.log_bytes // LOG_SHARE)
         self._publisher = Publisher(wire, run, self._objects, limit_bytes=limit)
 
-    async def ensure_logs(self, settings: NatsSettings) -> None:
+    async def ensure_logs(
+        self, settings: NatsSettings, readers: Sequence[Reader] = READERS
+    ) -> None:
         """Make the run's streams and durable readers, or compare those that exist."""
-        await streams.ensure_logs(self._wire, self.run, settings)
+        await streams.ensure_logs(self._wire, self.run, settings, readers)
 
     async def delete_run(self) -> None:
         """Delete the run's streams, objects included."""
@@ -137,6 +137,7 @@ class JetStreamBus:
             await self._wire.send(message.reply, orjson.dumps(dict(status()), default=str))
 
         await self._wire.subscribe(f"sluice.{self.run}.status", answer)
+        await api(self._wire, "INFO")  # answered after the subscription is in force
 
     async def ask_status(self, wait_s: float) -> list[Mapping[str, object]]:
         found: list[Mapping[str, object]] = []

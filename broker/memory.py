@@ -158,10 +158,9 @@ class MemoryBus:
         newest = [log.newest(packed.subject) for packed in batch]
         for packed, sequence in zip(batch, newest, strict=True):
             found = log.messages.get(sequence)
-            if found is None or (found[0].data, found[0].object_name) != (
-                packed.data,
-                packed.object_name,
-            ):
+            ours = (packed.data, packed.object_name)
+            if found is None or (found[0].data, found[0].object_name) != ours:
+                self._discard(batch, log)
                 raise conflict
         return max(newest)
 
@@ -172,6 +171,14 @@ class MemoryBus:
         assert checked.object_name is not None  # without_body names one
         self._state.objects[checked.object_name] = packed.data
         return checked
+
+    def _discard(self, refused: Sequence[Packed], log: MemoryLog) -> None:
+        """Bodies that no message names."""
+        for packed in refused:
+            newest = log.messages.get(log.newest(packed.subject))
+            named = newest is not None and newest[0].object_name == packed.object_name
+            if packed.object_name is not None and not named:
+                self._state.objects.pop(packed.object_name, None)
 
     def _waiting_for(self, what: str) -> AbstractContextManager[None]:
         return self._health.waiting_for(what, None) if self._health else nullcontext()

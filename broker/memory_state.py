@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.bus import Stored
-from broker.packing import Packed, subject_matches
+from broker.packing import LOG_SHARE, Packed, subject_matches
 from broker.telemetry import now_us
 from broker.topology import READERS, Log, Reader
 
@@ -113,7 +113,7 @@ class MemoryServer:
 
     def __init__(self, *, log_bytes: int = 1 << 30, message_bytes: int = 8 * 1024 * 1024) -> None:
         self._log_bytes = log_bytes
-        self.message_bytes = message_bytes
+        self.message_bytes = min(message_bytes, log_bytes // LOG_SHARE)
         """Packed messages above this size leave their body in the object store."""
         self._runs: dict[str, MemoryRun] = {}
 

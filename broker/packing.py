@@ -15,6 +15,8 @@ H_DEAD_SEQUENCE, H_DEAD_SUBJECT = "Sluice-Dead-Sequence", "Sluice-Dead-Subject"
 
 BATCH_LIMIT = 1000
 """Events of one atomic batch; nats-server's own limit."""
+LOG_SHARE = 8
+"""A message may fill at most this part of its log; larger bodies go to the object store."""
 
 
 @dataclass(frozen=True)

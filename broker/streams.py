@@ -4,11 +4,11 @@ An existing one whose settings differ is refused, not bent: a log with the wrong
 loses messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from broker.errors import BadConfiguration
 from broker.settings import NatsSettings
-from broker.topology import READERS, Log, Reader, log_subjects, stream_name
+from broker.topology import Log, Reader, log_subjects, stream_name
 from broker.wire import NOT_FOUND_STREAM, ApiError, Wire, api, api_or_none
 
 DUPLICATE_WINDOW_S = 900
@@ -121,12 +121,14 @@ async def _make_reader(wire: Wire, run: str, reader: Reader) -> None:
     check_same(f"consumer {stream}.{reader.name}", wanted, found["config"])
 
 
-async def ensure_logs(wire: Wire, run: str, settings: NatsSettings) -> None:
+async def ensure_logs(
+    wire: Wire, run: str, settings: NatsSettings, readers: Sequence[Reader]
+) -> None:
     """Make what is missing, compare what is there. Many processes may do so at once."""
     for log in Log:
         await _make_stream(wire, wanted_log(run, log, settings))
     await _make_stream(wire, wanted_objects(run, settings))
-    for reader in READERS:
+    for reader in readers:
         await _make_reader(wire, run, reader)
 
 

@@ -1,0 +1,144 @@
+"""The inside of a grader process: reads calls, judges answers one after the other, tells what it found.
+
+It may be killed at any moment. What was told stands; the rest is judged again elsewhere, so findings are sent
+at least every few milliseconds and nothing here is remembered between calls but built verifiers.
+"""
+
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import cast
+
+from broker.errors import BadConfiguration
+from broker.messages import Json
+from workers.verifiers import registry, wire
+from workers.verifiers.classes import Answer, classify
+from workers.verifiers.protocol import (
+    DETAIL_CHARS,
+    EXTRACTED_CHARS,
+    Finding,
+    Ungradable,
+    Verifier,
+    checked,
+    judged,
+    verifier_error,
+)
+
+OUT_OF_MEMORY = 70
+"""Exit code of a grader that reached its address-space limit."""
+FLUSH_S = 0.002
+
+
+def serve(connection: socket.socket, memory_bytes: int) -> None:
+    """Answer calls until the other end closes."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        while (call := wire.read(connection)) is not None:
+            for frame in _answer(call):
+                connection.sendall(wire.pack(frame))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except ConnectionError:
+        # Whoever asked is gone, and nobody else can.
+        os._exit(0)
+
+
+def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
+    """The frames that answer one call: ready, gold, findings, done; or error alone."""
+    spec = cast("Mapping[str, object]", call["spec"])
+    item = cast(Json, call["item"])
+    try:
+        verifier = registry.build(spec)
+        name, version = registry.identity(spec)
+    except BadConfiguration as error:
+        yield {"at": "error", "detail": str(error)}
+        return
+    yield {"at": "ready", "verifier": name, "version": version}
+    answers = cast("list[tuple[int, str]]", call.get("answers", []))
+    if answers:
+        yield from _judge(verifier, cast("str | None", call["target"]), item, answers)
+    keyed = cast("list[tuple[int, str, str]]", call.get("classify", []))
+    found = classify(
+        verifier, [Answer(*answer) for answer in keyed], item, seconds=cast(float, call["seconds"])
+    )
+    yield {"at": "done", "classes": found.of, "unresolved": list(found.unresolved)}
+
+
+def _judge(
+    verifier: Verifier, target: str | None, item: Json, answers: list[tuple[int, str]]
+) -> Iterator[wire.Frame]:
+    target, problem = _checked_target(verifier, target, item)
+    yield {"at": "gold"}
+    told = time.monotonic()
+    findings: list[tuple[int, dict[str, object], float]] = []
+    for index, text in answers:
+        started = time.monotonic()
+        finding = _one(verifier, text, target, item) if problem is None else problem
+        if problem is not None and problem.status == "ungradable":
+            answer = _one(verifier, text, None, item)
+            finding = Finding(
+                "ungradable", None, answer.extracted, answer.answer_key, problem.detail
+            )
+        now = time.monotonic()
+        findings.append((index, asdict(_short(finding)), (now - started) * 1e3))
+        if now - told > FLUSH_S:
+            yield {"at": "found", "findings": findings}
+            findings, told = [], now
+    yield {"at": "found", "findings": findings}
+
+
+def _checked_target(
+    verifier: Verifier, target: str | None, item: Json
+) -> tuple[str | None, Finding | None]:
+    """The target, and what to say of every answer when it cannot be used."""
+    try:
+        verifier.check(target, item)
+    except Ungradable as error:
+        return target, Finding("ungradable", None, detail=str(error))
+    except (MemoryError, RecursionError) as error:
+        return target, Finding("ungradable", None, detail=f"target: {type(error).__name__}")
+    except Exception as error:
+        # The verifier may be the user's: its bug must show as its error, never as a wrong answer.
+        return target, verifier_error(f"check: {type(error).__name__}: {error}")
+    return target, None
+
+
+def _one(verifier: Verifier, text: str, target: str | None, item: Json) -> Finding:
+    try:
+        return checked(verifier.grade(text, target, item))
+    except Ungradable as error:
+        return Finding("ungradable", None, detail=str(error))
+    except MemoryError:
+        raise
+    except RecursionError:
+        return judged(False, None, None, "nested too deep")
+    except (Exception, SystemExit) as error:
+        # As above. MemoryError goes up: the process is no longer to be trusted.
+        return verifier_error(f"{type(error).__name__}: {error}")
+
+
+def _short(finding: Finding) -> Finding:
+    return Finding(
+        finding.status,
+        finding.score,
+        finding.extracted and finding.extracted[:EXTRACTED_CHARS],
+        finding.answer_key and finding.answer_key[:EXTRACTED_CHARS],
+        finding.detail[:DETAIL_CHARS],
+        dict(finding.components),
+    )
+
+
+def start_in_fork(connection: socket.socket, memory_bytes: int) -> None:
+    """Become a grader after a fork: never returns."""
+    try:
+        serve(connection, memory_bytes)
+    except BaseException as error:
+        # Nothing may escape into the nursery's own code after the fork.
+        print(f"grader: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,286 @@
+"""Grader processes: a wall-clock limit for every answer, a memory limit, a hard kill, a replacement at once.
+
+Two lanes. In the quick lane a process judges a group's answers in a row; an answer that takes noticeably
+long, or kills the process, leaves the lane with the rest of its group, so that it delays nobody else. In the
+other lane each answer is judged alone, in a fresh process, up to the full limit. Only there is fault decided:
+
+- the answer's (0, with a reason): the process reached its memory limit or crashed, or the deadline passed
+  while it was computing;
+- the machine's (no reward): the process was killed from outside or hardly got a processor, twice.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, cast
+
+from broker.messages import Json
+from workers.verifiers import wire
+from workers.verifiers.classes import Answer, Classes, by_key
+from workers.verifiers.grader import OUT_OF_MEMORY
+from workers.verifiers.nursery import Grader, Nursery
+from workers.verifiers.protocol import Finding, judged, ungradable, verifier_error
+
+BUILD_S = 60.0
+"""Limit for importing and building a verifier of the user's own."""
+PATIENCE_S = 1.0
+CROWDED_PATIENCE_S = 0.1
+"""How long one answer may take in the quick lane; the second while others wait for it."""
+BUSY_SHARE = 0.5
+"""Of the deadline, spent computing: then the answer was slow. Less: the machine was."""
+TRIES = 2
+CALLS_PER_GRADER = 2_000
+"""Replaced then, so that a leak stays small."""
+
+
+class Hung(Exception):
+    """No word from a grader within its limit."""
+
+
+class Died(Exception):
+    """The grader process is gone."""
+
+
+@dataclass
+class Graded:
+    """What was found about a group's answers, by index."""
+
+    verifier: str = ""
+    version: str = ""
+    findings: dict[int, Finding] = field(default_factory=dict)
+    latency_ms: dict[int, float] = field(default_factory=dict)
+    classes: Classes = field(default_factory=lambda: Classes({}, ()))
+    broken: str = ""
+    """Why the verifier could not be built; nothing was judged then."""
+
+
+@dataclass
+class _Call:
+    """One conversation with a grader, and how far it got."""
+
+    frame: wire.Frame
+    graded: Graded
+    stage: str = "build"
+    done: bool = False
+
+
+class Pool:
+    """Use as an async context manager; `grade` may be called from many tasks at once."""
+
+    def __init__(self, *, size: int, deadline_s: float, memory_bytes: int) -> None:
+        self._deadline_s = deadline_s
+        self._memory_bytes = memory_bytes
+        self._nursery = Nursery(memory_bytes)
+        self._size = size
+        self._quick = asyncio.Semaphore(size)
+        self._alone = asyncio.Semaphore(size + 1)
+        self._idle: list[Grader] = []
+        self._waiting = 0
+
+    async def __aenter__(self) -> Self:
+        self._idle = [await self._nursery.spawn() for _ in range(self._size)]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for grader in self._idle:
+            grader.writer.close()
+        await self._nursery.close()
+
+    def processes(self) -> list[int]:
+        """Ids of the idle graders; for status and tests."""
+        return [grader.pid for grader in self._idle]
+
+    async def grade(
+        self,
+        spec: Mapping[str, object],
+        target: str | None,
+        answers: Mapping[int, str],
+        item: Json | None = None,
+    ) -> Graded:
+        """Judge a group's answers and sort them into classes. Returns a finding for each index."""
+        graded = Graded()
+        base: wire.Frame = {
+            "spec": dict(spec),
+            "target": target,
+            "item": item or {},
+            "seconds": self._deadline_s / 2,
+        }
+        todo = sorted(answers.items())
+        call = _Call(base | {"answers": todo}, graded)
+        await self._quickly(call)
+        if graded.broken:
+            return graded
+        missing = [pair for pair in todo if pair[0] not in graded.findings]
+        await asyncio.gather(*(self._by_itself(base, graded, *pair) for pair in missing))
+        await self._classify(base, graded)
+        return graded
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    async def _quickly(self, call: _Call) -> None:
+        """Run a call in the quick lane as far as it gets."""
+        self._waiting += 1
+        try:
+            await self._quick.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            await self._with_idle(call)
+        finally:
+            self._quick.release()
+
+    async def _with_idle(self, call: _Call) -> None:
+        grader = self._idle.pop() if self._idle else await self._nursery.spawn()
+        kept = False
+        try:
+            await self._converse(grader, call, quick=True)
+            grader.calls += 1
+            kept = call.done and grader.calls < CALLS_PER_GRADER
+        except (Hung, Died):
+            pass  # what is missing is judged alone
+        finally:
+            if kept:
+                self._idle.append(grader)
+            else:
+                await self._nursery.end(grader)
+                self._idle.append(await self._nursery.spawn())
+
+    async def _by_itself(self, base: wire.Frame, graded: Graded, index: int, text: str) -> None:
+        """Judge one answer alone, and decide whose fault it is if that fails."""
+        started = time.monotonic()
+        fault = verifier_error("not judged")
+        for _ in range(TRIES):
+            call = _Call(base | {"answers": [(index, text)]}, graded)
+            async with self._fresh() as grader:
+                cpu_before = grader.cpu_s()
+                try:
+                    await self._converse(grader, call, quick=False)
+                    return
+                except Hung:
+                    used = grader.cpu_s() - cpu_before
+                    busy = used >= BUSY_SHARE * self._deadline_s
+                    fault = self._late(call.stage, used) if not busy else self._slow(call.stage)
+                except Died:
+                    busy = False
+                    fault = _death(await self._nursery.end(grader), call.stage, self._memory_bytes)
+            if busy or fault.status == "ok":
+                break
+        graded.findings[index] = fault
+        graded.latency_ms[index] = (time.monotonic() - started) * 1e3
+
+    @asynccontextmanager
+    async def _fresh(self) -> AsyncIterator[Grader]:
+        async with self._alone:
+            grader = await self._nursery.spawn()
+            try:
+                yield grader
+            finally:
+                await self._nursery.end(grader)
+
+    async def _classify(self, base: wire.Frame, graded: Graded) -> None:
+        """Classes of all answers that have a key; those that cannot be compared stay apart, flagged."""
+        answers = [
+            Answer(index, finding.extracted, finding.answer_key)
+            for index, finding in sorted(graded.findings.items())
+            if finding.extracted is not None and finding.answer_key is not None
+        ]
+        graded.classes = by_key(answers, resolved=False)
+        if graded.classes.unresolved:
+            keyed = [(answer.index, answer.extracted, answer.key) for answer in answers]
+            await self._quickly(_Call(base | {"classify": keyed}, graded))
+
+    # --- conversation -----------------------------------------------------------------------------
+
+    async def _converse(self, grader: Grader, call: _Call, *, quick: bool) -> None:
+        """Send a call and take in what comes back, until done. Raises Hung or Died."""
+        try:
+            grader.writer.write(wire.pack(call.frame))
+            await asyncio.wait_for(grader.writer.drain(), self._deadline_s)
+            while not call.done:
+                limit = BUILD_S if call.stage == "build" else self._deadline_s
+                _take(await self._word(grader, limit, quick and call.stage != "build"), call)
+        except TimeoutError as error:
+            raise Hung from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise Died from error
+
+    async def _word(self, grader: Grader, limit_s: float, quick: bool) -> wire.Frame:
+        """The next frame; in the quick lane patience ends early, and earlier while others wait."""
+        reading = asyncio.create_task(wire.receive(grader.reader))
+        started = time.monotonic()
+        try:
+            while not reading.done():
+                waited = time.monotonic() - started
+                patience = CROWDED_PATIENCE_S if self._waiting else PATIENCE_S
+                if waited > limit_s or (quick and waited > patience):
+                    raise Hung
+                await asyncio.wait({reading}, timeout=CROWDED_PATIENCE_S if quick else limit_s)
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    def _slow(self, stage: str) -> Finding:
+        reason = f"exceeded {self._deadline_s:g} s"
+        if stage == "answers":
+            return judged(False, None, None, reason)
+        return _not_the_answer(stage, reason)
+
+    def _late(self, stage: str, used_s: float) -> Finding:
+        detail = f"{stage}: {used_s:.2f} s of processor time within {self._deadline_s:g} s"
+        return Finding("timeout", None, detail=detail)
+
+
+def _take(frame: wire.Frame, call: _Call) -> None:
+    """Fold one frame into what is known."""
+    graded = call.graded
+    match frame["at"]:
+        case "ready":
+            graded.verifier = cast(str, frame["verifier"])
+            graded.version = cast(str, frame["version"])
+            call.stage = "target"
+        case "gold":
+            call.stage = "answers"
+        case "found":
+            found = cast("Sequence[tuple[int, dict[str, object], float]]", frame["findings"])
+            for index, fields, latency_ms in found:
+                graded.findings[index] = Finding(**fields)  # type: ignore[arg-type]
+                graded.latency_ms[index] = latency_ms
+        case "done":
+            if call.frame.get("classify"):
+                of = cast("dict[int, int]", frame["classes"])
+                graded.classes = Classes(of, tuple(cast("list[int]", frame["unresolved"])))
+            call.done = True
+        case _:
+            graded.broken = cast(str, frame["detail"])
+            call.done = True
+
+
+def _death(status: int | None, stage: str, memory_bytes: int) -> Finding:
+    """Whose fault it is that a process which judged one answer alone is gone."""
+    if status == OUT_OF_MEMORY:
+        reason = f"exceeded {memory_bytes} bytes of memory"
+    elif status is not None and -status in _CRASHES:
+        reason = f"crashed the grader (signal {-status})"
+    else:
+        return verifier_error(f"{stage}: grader ended with status {status}")
+    return (
+        judged(False, None, None, reason) if stage == "answers" else _not_the_answer(stage, reason)
+    )
+
+
+def _not_the_answer(stage: str, reason: str) -> Finding:
+    if stage == "target":
+        return ungradable(f"target {reason}")
+    return verifier_error(f"{stage}: {reason}")
+
+
+_CRASHES = frozenset({4, 6, 7, 8, 11})
+"""ILL, ABRT, BUS, FPE, SEGV: what a C library does with input that it cannot bear."""

@@ -1,0 +1,125 @@
+"""Verifiers by name (`"math"`, `{"name": "math", ...}`), or of the user's own (`"./mine.py:Grader"`).
+
+An unknown name, option or value raises BadConfiguration. Importing this module imports no verifier.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import ValidationError
+
+from broker.errors import BadConfiguration
+from broker.messages import Json
+from workers.verifiers.protocol import Verifier
+
+BUILTIN: Mapping[str, str] = {
+    "exact": "workers.verifiers.exact:Exact",
+    "math": "workers.verifiers.math:Math",
+}
+
+Specification = str | Mapping[str, object]
+
+
+def normalised(spec: Specification) -> Json:
+    """A specification as a table with at least `name`."""
+    table: Json = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = table.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadConfiguration(f"verifier.name {name!r}: expected {_known()}")
+    return table
+
+
+def absolute(spec: Specification, base: Path) -> Json:
+    """The specification with a path of the user's own made absolute, so that it holds in any folder."""
+    table = normalised(spec)
+    name = str(table["name"])
+    if ":" in name:
+        path, _, attribute = name.rpartition(":")
+        table["name"] = f"{(base / path).resolve()}:{attribute}"
+    return table
+
+
+def build(spec: Specification) -> Verifier:
+    """The verifier of a specification, its options checked."""
+    return _build(json.dumps(normalised(spec), sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=256)
+def _build(canonical: str) -> Verifier:
+    table: Json = json.loads(canonical)
+    name = str(table.pop("name"))
+    kind = verifier_class(name)
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadConfiguration(
+            f"verifier {name}: {where or 'options'}: {first['msg']} (got {first['input']!r:.80})"
+        ) from error
+
+
+def verifier_class(name: str) -> type[Verifier]:
+    """The class behind a name; imports its module."""
+    if ":" in name:
+        found = _own(name)
+    elif name in BUILTIN:
+        module, _, attribute = BUILTIN[name].partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        raise BadConfiguration(f"verifier.name {name!r}: expected {_known()}")
+    if not (isinstance(found, type) and issubclass(found, Verifier)):
+        raise BadConfiguration(
+            f"verifier.name {name!r}: expected a subclass of workers.verifiers.protocol.Verifier"
+        )
+    return found
+
+
+def identity(spec: Specification) -> tuple[str, str]:
+    """(name, version) of a verifier as a verdict states them; a file's version includes its digest."""
+    name = str(normalised(spec)["name"])
+    version = verifier_class(name).version
+    if ":" not in name:
+        return name, version
+    path, _, attribute = name.rpartition(":")
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+    return f"{Path(path).name}:{attribute}", f"{version}+{digest}"
+
+
+def _own(name: str) -> object:
+    path, _, attribute = name.rpartition(":")
+    module = _module(str(Path(path).resolve()))
+    if not hasattr(module, attribute):
+        raise BadConfiguration(f"verifier.name {name!r}: {path} has no {attribute}")
+    return getattr(module, attribute)
+
+
+@lru_cache(maxsize=64)
+def _module(path: str) -> ModuleType:
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise BadConfiguration(f"verifier.name: {path}: no such Python file")
+    unique = f"sluice_verifier_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    found = importlib.util.spec_from_file_location(unique, path)
+    if found is None or found.loader is None:
+        raise BadConfiguration(f"verifier.name: {path}: cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[unique] = module
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        # The file is the user's: whatever it raises is a fault of the configuration.
+        raise BadConfiguration(
+            f"verifier.name: {path}: {type(error).__name__} on import: {error}"
+        ) from error
+    return module
+
+
+def _known() -> str:
+    return f"one of {', '.join(sorted(BUILTIN))}, or FILE.py:Class"

@@ -1,0 +1,146 @@
+"""The verifier role: answers in, verdicts out, joined by the answer's own index.
+
+A group whose generation failed is passed on as failed. A group for which the verifier itself is broken fails:
+it is replaced by a new one, and never rewarded with 0.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from prometheus_client import Counter
+
+from broker.bus import Bus
+from broker.errors import Poison, Retry
+from broker.messages import Event, Generation, GroupGenerated, GroupKey, GroupVerified, Verdict
+from broker.serve import serve
+from broker.telemetry import Health, now_us, writer_id
+from broker.topology import VERIFIER, Log, kind_subjects
+from workers.verifiers import canaries
+from workers.verifiers.pool import Graded, Pool
+from workers.verifiers.protocol import Finding, GraderBroken
+from workers.verifiers.settings import VerifierSettings
+
+log = structlog.get_logger()
+
+verdicts_total = Counter(
+    "sluice_verdicts_total", "Verdicts by verifier and status.", ["verifier", "status"]
+)
+POLL_S = 1.0
+
+
+async def run(bus: Bus, *, settings: VerifierSettings, health: Health, stop: asyncio.Event) -> None:
+    """Judge groups until `stop` is set or the run has ended. Raises GraderBroken when a canary differs."""
+    me = writer_id("verifier")
+    async with Pool(
+        size=settings.pool, deadline_s=settings.deadline_s, memory_bytes=settings.memory_bytes
+    ) as pool:
+        health.note(canaries=await canaries.check(pool))
+        done = asyncio.Event()
+
+        async def handle(event: Event) -> Sequence[Event]:
+            return [await verified(event, pool, me)]
+
+        def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
+            return failed(group, event, reason, me)
+
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(_watch(bus, stop, done))
+            try:
+                await serve(
+                    bus, VERIFIER, handle, fail=fail, slots=settings.slots, health=health, stop=done
+                )
+            finally:
+                watch.cancel()
+
+
+async def _watch(bus: Bus, stop: asyncio.Event, done: asyncio.Event) -> None:
+    """Sets `done` when told to stop, or when the run has ended: what is judged later counts for nobody."""
+    while not stop.is_set():
+        ended = await bus.last(Log.LEDGER, kind_subjects(bus.run, "run_ended"))
+        started = await bus.last(Log.LEDGER, kind_subjects(bus.run, "run_started"))
+        if ended and (started is None or started.sequence < ended.sequence):
+            break
+        try:
+            await asyncio.wait_for(stop.wait(), POLL_S)
+        except TimeoutError:
+            continue
+    done.set()
+
+
+async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
+    """One group's verdicts."""
+    if not isinstance(event, GroupGenerated):
+        raise Poison(f"{event.KIND}: a verifier reads group_generated")
+    if event.status == "failed" or event.request is None:
+        return failed(event.group, event, event.reason or "no request", me)
+    sample = event.request.sample
+    try:
+        graded = await pool.grade(
+            sample.verifier,
+            sample.target,
+            {generation.index: generation.text for generation in event.generations},
+            sample.options,
+        )
+    except GraderBroken as error:
+        raise Retry(str(error)) from error
+    if graded.broken:
+        return failed(event.group, event, f"verifier: {graded.broken}", me)
+    verdicts = tuple(verdict(generation, graded) for generation in event.generations)
+    for found in verdicts:
+        verdicts_total.labels(found.verifier, found.status).inc()
+    broken = [v for v in verdicts if v.status in ("verifier_error", "timeout")]
+    if broken and len(broken) == len(verdicts):
+        return failed(event.group, event, f"verifier: {broken[0].status}: {broken[0].detail}", me)
+    return GroupVerified(
+        writer_id=me,
+        at_us=now_us(),
+        group=event.group,
+        status="ok",
+        request=event.request,
+        generations=event.generations,
+        verdicts=verdicts,
+        engine=event.engine,
+        worker=event.worker,
+    )
+
+
+def verdict(generation: Generation, graded: Graded) -> Verdict:
+    """The verdict on one answer, found by its index."""
+    index = generation.index
+    finding = graded.findings[index]
+    return Verdict(
+        index=index,
+        status=finding.status,
+        score=finding.score,
+        extracted=finding.extracted,
+        answer_key=finding.answer_key,
+        answer_class=graded.classes.of.get(index),
+        components=dict(finding.components),
+        detail=_detail(finding, unresolved=index in graded.classes.unresolved),
+        verifier=graded.verifier,
+        verifier_version=graded.version,
+        latency_ms=graded.latency_ms.get(index, 0.0),
+    )
+
+
+def _detail(finding: Finding, *, unresolved: bool) -> str:
+    flag = "class unresolved" if unresolved else ""
+    return "; ".join(filter(None, (finding.detail, flag)))
+
+
+def failed(group: GroupKey, event: Event | None, reason: str, me: str) -> GroupVerified:
+    """The group ends here, with the reason; what was generated is not carried on."""
+    generated = event if isinstance(event, GroupGenerated) else None
+    return GroupVerified(
+        writer_id=me,
+        at_us=now_us(),
+        group=group,
+        status="failed",
+        reason=reason,
+        request=generated.request if generated else None,
+        generations=(),
+        verdicts=(),
+        engine=generated.engine if generated else "",
+        worker=generated.worker if generated else "",
+    )

@@ -61,8 +61,8 @@ def raw(name: str, *, key: bool = False, null: bool = False) -> Column[bytes]:
 
 
 def wide(name: str) -> Column:
-    """An integer of any size that fits 20 digits."""
-    return Column(name, Numeric(20), nullable=False)
+    """An integer of up to 20 digits."""
+    return Column(name, Numeric(20), nullable=True)
 
 
 def cleaned() -> Column[bool]:

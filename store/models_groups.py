@@ -1,6 +1,6 @@
 """Tables of groups and their answers: the large ones. Looked up by group, by step, by sample."""
 
-from sqlalchemy import Column, Enum, Index, Integer, Table, text
+from sqlalchemy import Column, Enum, Index, Table, text
 
 from store.columns import (
     big,
@@ -40,7 +40,7 @@ prompt_group = Table(
     flag("verified_ok", null=True),
     big("requests_seq", null=True), big("generated_seq", null=True), big("verified_seq", null=True),
     big("annotated_seq", null=True),
-    Column("ends", Integer, nullable=False, server_default=text("0")),
+    integer("ends"),
     check("prompt_group", "purpose", one_of("purpose", "train", "eval", "probe")),
     check("prompt_group", "outcome", one_of("outcome", "admitted", "dropped", "failed")),
     check("prompt_group", "size", "size >= 1"),
@@ -84,10 +84,10 @@ version_spans: [[version, first, end], ...].
 verdict = Table(
     "verdict", metadata,
     txt("run_id", key=True), txt("group_id", key=True), integer("generation_index", key=True),
-    Column("event_id", big("event_id").type, primary_key=True, server_default=text("0")),
+    big("event_id", key=True),
     txt("verifier"), txt("verifier_version"), txt("status"), real("score", null=True),
     txt("extracted", null=True), txt("answer_key", null=True), integer("answer_class", null=True),
-    json("components"), txt("detail"), real("latency_ms"), when("verified_at"), cleaned(),
+    json("components"), txt("detail"), real("latency_ms", null=True), when("verified_at"), cleaned(),
     check("verdict", "status", one_of(
         "status", "ok", "no_answer", "timeout", "verifier_error", "ungradable")),
     check("verdict", "score",
@@ -110,10 +110,10 @@ annotation = Table(
     txt("run_id", key=True), txt("group_id", key=True), integer("generation_index", key=True),
     txt("policy", key=True), txt("policy_version"), flag("shadow", key=True),
     integer("window_no", null=True), txt("target", null=True), txt("target_source"),
-    flag("admitted"), real("reward", null=True), real("advantage"), real("weight"),
+    flag("admitted"), real("reward", null=True), real("advantage"), real("weight", null=True),
     raw("token_weights", null=True), txt("reason"), json("signals"), cleaned(),
     check("annotation", "finite",
           f"(reward IS NULL OR ({finite('reward')})) AND {finite('advantage')} "
-          "AND weight >= 0 AND weight < 'Infinity'"),
+          "AND (weight IS NULL OR (weight >= 0 AND weight < 'Infinity'))"),
 )  # fmt: skip
 """token_weights: float32, little-endian, one per token."""

@@ -1,6 +1,6 @@
 """Tables of the LEDGER: supervision, steps, mixture, model weights, evaluations, incidents."""
 
-from sqlalchemy import Column, Index, Table, Text, text
+from sqlalchemy import Column, Index, Table
 
 from store.columns import (
     big,
@@ -48,7 +48,7 @@ learner_step = Table(
     "learner_step", metadata,
     txt("run_id", key=True), integer("step", key=True),
     Column("status", step_status, nullable=False),
-    Column("reason", Text, nullable=False, server_default=text("''")),
+    txt("reason", null=True),
     integer("start_version", null=True), integer("weights_version", null=True),
     integer("planned_groups", null=True), integer("dropped_groups", null=True),
     integer("groups", null=True), integer("generations", null=True), big("tokens", null=True),

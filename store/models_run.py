@@ -1,6 +1,6 @@
 """Tables of runs, of the recorder's own position, and of what is asked: datasets, samples, prompts."""
 
-from sqlalchemy import Column, Index, Table, Text, text
+from sqlalchemy import Column, Index, Table, text
 
 from store.columns import (
     big,
@@ -21,9 +21,9 @@ from store.columns import (
 
 run = Table(
     "run", metadata,
-    txt("run_id", key=True), txt("name"), json("config"), txt("config_sha256"), wide("seed"),
-    json("versions"), when("started_at"), when("ended_at", null=True), txt("status"),
-    Column("reason", Text, nullable=False, server_default=text("''")),
+    txt("run_id", key=True), txt("name", null=True), json("config", null=True),
+    txt("config_sha256", null=True), wide("seed"), json("versions", null=True),
+    when("started_at", null=True), when("ended_at", null=True), txt("status"), txt("reason"),
     big("last_event_id"), cleaned(),
     check("run", "status", one_of(
         "status", "running", "draining", "finished", "stopped", "no_progress", "failed")),
@@ -34,7 +34,7 @@ run_end = Table(
     "run_end", metadata,
     txt("run_id", key=True), big("event_id", key=True), txt("status"), txt("reason"),
     json("last_sequences"), when("ended_at"),
-    Column("closed", flag("closed").type, nullable=False, server_default=text("false")), cleaned(),
+    flag("closed"), cleaned(),
 )  # fmt: skip
 """Each RunEnded; closed once all logs were read to last_sequences and open groups were dropped."""
 

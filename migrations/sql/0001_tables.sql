@@ -9,15 +9,15 @@ CREATE TYPE step_status AS ENUM ('planned', 'skipped', 'trained');
 
 CREATE TABLE run (
     run_id text PRIMARY KEY,
-    name text NOT NULL,
-    config jsonb NOT NULL,
-    config_sha256 text NOT NULL,
-    seed numeric(20) NOT NULL,
-    versions jsonb NOT NULL,
-    started_at timestamptz NOT NULL,
+    name text,
+    config jsonb,
+    config_sha256 text,
+    seed numeric(20),
+    versions jsonb,
+    started_at timestamptz,
     ended_at timestamptz,
     status text NOT NULL,
-    reason text NOT NULL DEFAULT '',
+    reason text NOT NULL,
     last_event_id bigint NOT NULL,
     cleaned boolean NOT NULL DEFAULT false,
     CONSTRAINT ck_run_status CHECK (
@@ -32,7 +32,7 @@ CREATE TABLE run_end (
     reason text NOT NULL,
     last_sequences jsonb NOT NULL,
     ended_at timestamptz NOT NULL,
-    closed boolean NOT NULL DEFAULT false,
+    closed boolean NOT NULL,
     cleaned boolean NOT NULL DEFAULT false,
     PRIMARY KEY (run_id, event_id)
 );
@@ -118,7 +118,7 @@ CREATE TABLE prompt_group (
     generated_seq bigint,
     verified_seq bigint,
     annotated_seq bigint,
-    ends integer NOT NULL DEFAULT 0,
+    ends integer NOT NULL,
     PRIMARY KEY (run_id, group_id),
     CONSTRAINT ck_prompt_group_purpose CHECK (purpose IN ('train', 'eval', 'probe')),
     CONSTRAINT ck_prompt_group_outcome CHECK (outcome IN ('admitted', 'dropped', 'failed')),
@@ -174,7 +174,7 @@ CREATE TABLE verdict (
     run_id text NOT NULL,
     group_id text NOT NULL,
     generation_index integer NOT NULL,
-    event_id bigint NOT NULL DEFAULT 0,
+    event_id bigint NOT NULL,
     verifier text NOT NULL,
     verifier_version text NOT NULL,
     status text NOT NULL,
@@ -184,7 +184,7 @@ CREATE TABLE verdict (
     answer_class integer,
     components jsonb NOT NULL,
     detail text NOT NULL,
-    latency_ms double precision NOT NULL,
+    latency_ms double precision,
     verified_at timestamptz NOT NULL,
     cleaned boolean NOT NULL DEFAULT false,
     PRIMARY KEY (run_id, group_id, generation_index, event_id),
@@ -227,7 +227,7 @@ CREATE TABLE annotation (
     admitted boolean NOT NULL,
     reward double precision,
     advantage double precision NOT NULL,
-    weight double precision NOT NULL,
+    weight double precision,
     token_weights bytea,
     reason text NOT NULL,
     signals jsonb NOT NULL,
@@ -236,7 +236,7 @@ CREATE TABLE annotation (
     CONSTRAINT ck_annotation_finite CHECK (
         (reward IS NULL OR (reward > '-Infinity' AND reward < 'Infinity'))
         AND advantage > '-Infinity' AND advantage < 'Infinity'
-        AND weight >= 0 AND weight < 'Infinity'
+        AND (weight IS NULL OR (weight >= 0 AND weight < 'Infinity'))
     )
 );
 
@@ -284,7 +284,7 @@ CREATE TABLE learner_step (
     run_id text NOT NULL,
     step integer NOT NULL,
     status step_status NOT NULL,
-    reason text NOT NULL DEFAULT '',
+    reason text,
     start_version integer,
     weights_version integer,
     planned_groups integer,

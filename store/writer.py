@@ -1,0 +1,161 @@
+"""Rows into Postgres: a batch and the cursors it stands for are one transaction, idempotent, in key order.
+
+Answers, verdicts and annotations are nearly always new and are copied straight into their tables; a batch
+that turns out to hold a known row is staged and merged instead.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+
+from broker.errors import SluiceError
+from store.database import Connection, transaction
+from store.effects import apply_effects
+from store.encode import COLUMNS, encode
+from store.merge import gather, upsert
+from store.row import Row, Values
+
+STRAIGHT = frozenset(
+    ("generation", "verdict", "group_decision", "annotation", "batch_member", "evaluation_item")
+)
+CONTENTION = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+CONTENTION_TRIES = 10
+REFUSALS = ("21", "22", "23", "54")
+"""Classes of SQLSTATE that blame the data: cardinality, data, integrity, limits."""
+
+
+class BadRow(SluiceError):
+    """Postgres will never take this row; the message says why."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a log has been read, and how many of its messages went to DEAD on the way."""
+
+    sequence: int = 0
+    dead_lettered: int = 0
+
+
+def positions(connection: Connection, run_id: str) -> dict[str, Position]:
+    """Where the recorder of a run stands, by log."""
+    with transaction(connection):
+        found = connection.execute(
+            "SELECT log, sequence, dead_lettered FROM recorder_cursor WHERE run_id = %s", [run_id]
+        ).fetchall()
+    return {log: Position(sequence, dead) for log, sequence, dead in found}
+
+
+def write(
+    connection: Connection,
+    run_id: str,
+    rows: Sequence[Row],
+    moved: Mapping[str, Position],
+    *,
+    now: datetime,
+) -> None:
+    """Commit rows and cursors together. BadRow: nothing was written; see `find_bad`."""
+    tables = gather(rows)
+    for attempt in range(1, CONTENTION_TRIES + 1):
+        try:
+            with transaction(connection):
+                put(connection, tables)
+                apply_effects(connection, run_id, tables)
+                _move(connection, run_id, moved, now)
+            return
+        except CONTENTION:
+            if attempt == CONTENTION_TRIES:
+                raise
+            time.sleep(random.uniform(0.0, 0.05 * attempt))
+
+
+def find_bad(connection: Connection, rows: Sequence[Row]) -> dict[int, str]:
+    """Index of each row that Postgres refuses, with its reason, found by halving; writes nothing."""
+    found: dict[int, str] = {}
+    with transaction(connection):
+        _halve(connection, list(enumerate(rows)), found)
+        raise psycopg.Rollback
+    return found
+
+
+def put(connection: Connection, tables: Mapping[str, Sequence[Values]]) -> None:
+    """Merge rows into their tables, inside the caller's transaction. BadRow when one is refused."""
+    for table, rows in tables.items():
+        with _bad_rows(table):
+            encoded = [encode(table, values) for values in rows]
+            if table not in STRAIGHT or not _copied(connection, table, encoded):
+                _merge(connection, table, encoded)
+
+
+def _halve(connection: Connection, rows: Sequence[tuple[int, Row]], found: dict[int, str]) -> None:
+    try:
+        with connection.transaction():
+            put(connection, gather(row for _, row in rows))
+        return
+    except BadRow as error:
+        if len(rows) == 1:
+            found[rows[0][0]] = str(error)
+            return
+    middle = len(rows) // 2
+    _halve(connection, rows[:middle], found)
+    _halve(connection, rows[middle:], found)
+
+
+def _copied(connection: Connection, table: str, rows: Sequence[Sequence[object]]) -> bool:
+    """Whether the rows could be added, all of them being new."""
+    try:
+        with connection.transaction():
+            _copy(connection, table, table, rows)
+    except psycopg.errors.UniqueViolation:
+        return False
+    return True
+
+
+def _merge(connection: Connection, table: str, rows: Sequence[Sequence[object]]) -> None:
+    # Made anew each time: behind a pooler the next transaction may meet another server process.
+    connection.execute(f"CREATE TEMP TABLE staged (LIKE {table}) ON COMMIT DROP".encode())
+    _copy(connection, "staged", table, rows)
+    connection.execute(upsert(table).encode())
+    connection.execute("DROP TABLE staged")
+
+
+def _copy(connection: Connection, into: str, table: str, rows: Sequence[Sequence[object]]) -> None:
+    # As text: the binary form of an integer beyond the column's range would wrap without a word.
+    names = ", ".join(name for name, _ in COLUMNS[table])
+    statement = f"COPY {into} ({names}) FROM STDIN".encode()
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _move(
+    connection: Connection, run_id: str, moved: Mapping[str, Position], now: datetime
+) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO recorder_cursor AS c (run_id, log, sequence, dead_lettered, updated_at) "
+        "VALUES (%s, %s, %s, %s, %s) ON CONFLICT (run_id, log) DO UPDATE SET "
+        "sequence = greatest(c.sequence, EXCLUDED.sequence), "
+        "dead_lettered = greatest(c.dead_lettered, EXCLUDED.dead_lettered), "
+        "updated_at = EXCLUDED.updated_at",
+        [(run_id, log, at.sequence, at.dead_lettered, now) for log, at in sorted(moved.items())],
+    )
+
+
+@contextmanager
+def _bad_rows(table: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        if (error.sqlstate or "")[:2] in REFUSALS:
+            raise BadRow(f"{table}: {_first_line(error)}") from error
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRow(f"{table}: {error}") from error
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().split("\n", 1)[0]

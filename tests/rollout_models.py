@@ -1,0 +1,126 @@
+"""Small random models for tests of the rollout, and what transformers itself says of an answer."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from broker.messages import Sampling
+from workers.rollout.decoder import Decoder, Ticket
+from workers.rollout.engine import Answer, Job, Result
+from workers.rollout.model import build_model, end_tokens, install_weights, stage_weights
+
+VOCABULARY = 40
+END = 2
+
+_SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": END,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_SMALL),
+    "llama-tied": LlamaConfig(**_SMALL, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**_SMALL),
+    "qwen2-window": Qwen2Config(
+        **_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**_SMALL, head_dim=8),
+}
+
+
+def a_folder(path: Path, family: str = "llama") -> Path:
+    """A model folder without weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    CONFIGS[family].save_pretrained(path)
+    return path
+
+
+def a_model(family: str = "llama", seed: int = 0) -> PreTrainedModel:
+    """transformers' own model, its weights large enough to make answers differ."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family], attn_implementation="sdpa").eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def save_weights(model: PreTrainedModel, file: Path) -> Path:
+    """As the learner writes them: tensors that the model ties only once."""
+    seen: dict[int, str] = {}
+    state = model.state_dict()
+    for name in sorted(state):
+        seen.setdefault(state[name].data_ptr(), name)
+    save_file({name: state[name].contiguous() for name in seen.values()}, file)
+    return file
+
+
+def a_decoder(folder: Path, weights: Path, *, max_rows: int = 16, version: int = 0) -> Decoder:
+    model = build_model(folder, device=torch.device("cpu"), dtype=torch.float32)
+    decoder = Decoder(model, end_tokens(folder), max_rows=max_rows)
+    swap(decoder, weights, version)
+    return decoder
+
+
+def swap(decoder: Decoder, weights: Path, version: int) -> None:
+    install_weights(decoder.model, stage_weights(decoder.model, weights))
+    decoder.set_version(version)
+
+
+def a_job(
+    prompt: list[int] | None = None,
+    seeds: tuple[int, ...] = (1, 2),
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = 8,
+    name: str = "g",
+) -> Job:
+    return Job(
+        name=name,
+        prompt_ids=np.array(prompt or [5, 6, 7], dtype=np.int32),
+        seeds=seeds,
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+    )
+
+
+def decode(decoder: Decoder, jobs: list[Job]) -> list[Result]:
+    """All results, in the order of the jobs."""
+    tickets = [Ticket(job) for job in jobs]
+    for ticket in tickets:
+        decoder.submit(ticket)
+    done: dict[Ticket, Result] = {}
+    with torch.inference_mode():
+        while decoder.busy:
+            done.update(decoder.advance())
+    return [done[ticket] for ticket in tickets]
+
+
+def answers(result: Result) -> tuple[Answer, ...]:
+    assert isinstance(result, tuple), result
+    return result
+
+
+def own_logprobs(
+    model: PreTrainedModel, prompt: np.ndarray, answer: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """transformers' full forward over prompt and answer: (T, V) log-probabilities of each next token."""
+    ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)[None]
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits.float() / temperature, -1).numpy()

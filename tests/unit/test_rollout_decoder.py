@@ -1,0 +1,321 @@
+"""Continuous batching gives what transformers' own full forward gives, whatever happens around a row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from broker.messages import VersionSpan
+from tests.rollout_models import (
+    CONFIGS,
+    END,
+    VOCABULARY,
+    a_decoder,
+    a_folder,
+    a_job,
+    a_model,
+    answers,
+    decode,
+    own_logprobs,
+    save_weights,
+    swap,
+)
+from workers.rollout.decoder import Decoder, Ticket
+from workers.rollout.engine import Answer, Job, Refused
+
+torch.set_num_threads(1)
+RAGGED = [[5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21, 22, 23, 24, 25]]
+
+
+def a_pair(folder: Path, family: str = "llama", **settings: int) -> tuple[Decoder, PreTrainedModel]:
+    model = a_model(family)
+    return a_decoder(a_folder(folder, family), save_weights(model, folder / "w"), **settings), model
+
+
+def check_against(model: PreTrainedModel, job: Job, answer: Answer) -> None:
+    """Log-probabilities, greedy choices and the end of an answer, by the full forward."""
+    temperature = job.sampling.temperature
+    expected = own_logprobs(model, job.prompt_ids, answer.token_ids, temperature or 1.0)
+    chosen = expected[np.arange(len(answer.token_ids)), answer.token_ids]
+    np.testing.assert_allclose(answer.logprobs, chosen, atol=1e-4)
+    if temperature == 0:
+        np.testing.assert_allclose(chosen, expected.max(-1), atol=1e-4)
+    assert END not in answer.token_ids[:-1]
+    assert (answer.finish_reason == "stop") == (answer.token_ids[-1] == END)
+    if answer.finish_reason == "length":
+        assert len(answer.token_ids) == job.sampling.max_tokens
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_answers_agree_with_the_full_forward(tmp_path: Path, family: str, temperature: float):
+    decoder, model = a_pair(tmp_path, family, max_rows=7)
+    # Seven rows for fifteen answers of different lengths: rows end, are replaced and move.
+    jobs = [
+        a_job(p, (10 * i, 10 * i + 1, 10 * i + 2), temperature=temperature, max_tokens=5 + 9 * (i % 3))
+        for i, p in enumerate(RAGGED)
+    ]  # fmt: skip
+
+    results = decode(decoder, jobs)
+
+    for job, result in zip(jobs, results, strict=True):
+        for answer in answers(result):
+            check_against(model, job, answer)
+    assert decoder.rows == 0
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(tmp_path: Path):
+    decoder, _ = a_pair(tmp_path)
+    jobs = [a_job(p, (100 + i,), max_tokens=20) for i, p in enumerate(RAGGED)]
+
+    together = decode(decoder, jobs)
+    alone = [decode(decoder, [job])[0] for job in jobs]
+
+    for left, right in zip(together, alone, strict=True):
+        assert answers(left)[0].token_ids.tolist() == answers(right)[0].token_ids.tolist()
+        np.testing.assert_allclose(answers(left)[0].logprobs, answers(right)[0].logprobs, atol=1e-5)
+
+
+def test_answers_of_a_group_differ_by_their_seeds_alone(tmp_path: Path):
+    decoder, _ = a_pair(tmp_path)
+
+    (result,) = decode(decoder, [a_job(seeds=(1, 2, 3, 4, 1), max_tokens=20)])
+
+    texts = [tuple(a.token_ids.tolist()) for a in answers(result)]
+    assert texts[0] == texts[4]
+    assert len(set(texts)) == 4
+
+
+def test_the_same_jobs_again_give_the_same_bits(tmp_path: Path):
+    used, _ = a_pair(tmp_path, max_rows=5)
+    fresh, _ = a_pair(tmp_path, max_rows=5)
+    jobs = [a_job(p, (7 * i, 7 * i + 1), max_tokens=16) for i, p in enumerate(RAGGED)]
+    decode(used, [a_job([9] * 40, tuple(range(5)), max_tokens=20)])  # grows its cache
+
+    first, again, other = decode(used, jobs), decode(used, jobs), decode(fresh, jobs)
+
+    for results in zip(first, again, other, strict=True):
+        for one, *rest in zip(*map(answers, results), strict=True):
+            for same in rest:
+                assert one.token_ids.tobytes() == same.token_ids.tobytes()
+                assert one.logprobs.tobytes() == same.logprobs.tobytes()
+
+
+def test_a_group_larger_than_the_engine_runs_alone(tmp_path: Path):
+    decoder, model = a_pair(tmp_path, max_rows=2)
+    jobs = [a_job([5, 6], (1,)), a_job([7, 8], (1, 2, 3, 4)), a_job([9], (1, 2))]
+
+    results = decode(decoder, jobs)
+
+    for job, result in zip(jobs, results, strict=True):
+        assert len(answers(result)) == len(job.seeds)
+        for answer in answers(result):
+            check_against(model, job, answer)
+
+
+def test_weights_swapped_in_flight_rule_from_the_next_token_on(tmp_path: Path):
+    old, new = a_model(seed=0), a_model(seed=1)
+    old_file, new_file = save_weights(old, tmp_path / "old"), save_weights(new, tmp_path / "new")
+    decoder = a_decoder(a_folder(tmp_path), old_file, version=4)
+    first, second = (a_job([5, 6, 7], (s,), temperature=0, max_tokens=12) for s in (1, 2))
+    # The end token would cut the scenario short: never let it win.
+    decoder._batch._end_tokens.zero_()
+    tickets = [Ticket(first), Ticket(second)]
+    decoder.submit(tickets[0])
+    with torch.inference_mode():
+        for _ in range(3):
+            decoder.advance()
+        decoder.submit(tickets[1])
+        for _ in range(2):
+            decoder.advance()
+        swap(decoder, new_file, 5)
+        done = {}
+        while decoder.busy:
+            done.update(decoder.advance())
+
+    (early,), (late,) = answers(done[tickets[0]]), answers(done[tickets[1]])
+
+    span = VersionSpan
+    assert early.spans == (span(version=4, first=0, end=5), span(version=5, first=5, end=12))
+    assert late.spans == (span(version=4, first=0, end=2), span(version=5, first=2, end=12))
+    for answer, kept in ((early, 5), (late, 2)):
+        under_old = own_logprobs(old, first.prompt_ids, answer.token_ids)
+        under_new = own_logprobs(new, first.prompt_ids, answer.token_ids)
+        at = np.arange(12)
+        np.testing.assert_allclose(
+            answer.logprobs[:kept], under_old[at, answer.token_ids][:kept], atol=1e-4
+        )
+        # Old keys and values are kept, so later tokens follow neither model alone.
+        assert abs(answer.logprobs[kept:] - under_old[at, answer.token_ids][kept:]).max() > 1e-2
+        assert abs(answer.logprobs[kept:] - under_new[at, answer.token_ids][kept:]).max() > 1e-3
+
+
+def test_after_a_swap_new_prompts_follow_the_new_weights_alone(tmp_path: Path):
+    old, new = a_model(seed=0), a_model(seed=1)
+    decoder = a_decoder(a_folder(tmp_path), save_weights(old, tmp_path / "old"), version=4)
+    job = a_job([5, 6, 7], temperature=0)
+    decode(decoder, [job])
+
+    swap(decoder, save_weights(new, tmp_path / "new"), 5)
+    (result,) = decode(decoder, [job])
+
+    for answer in answers(result):
+        check_against(new, job, answer)
+        assert {span.version for span in answer.spans} == {5}
+
+
+def test_spans_stay_right_over_many_swaps(tmp_path: Path):
+    model = a_model()
+    file = save_weights(model, tmp_path / "w")
+    decoder = a_decoder(a_folder(tmp_path), file, max_rows=3, version=0)
+    decoder._batch._end_tokens.zero_()
+    tickets = [Ticket(a_job(seeds=(i,), max_tokens=4 + i)) for i in range(8)]
+    began: dict[Ticket, int] = {}
+    done = {}
+    for ticket in tickets:
+        decoder.submit(ticket)
+
+    with torch.inference_mode():
+        while decoder.busy:
+            # The version of a token is the step in which it is sampled.
+            swap(decoder, file, decoder._step)
+            done.update(decoder.advance())
+            for ticket in tickets:
+                if ticket.started_at_us and ticket not in began:
+                    began[ticket] = decoder._step - 1
+
+    for ticket in tickets:
+        (answer,) = answers(done[ticket])
+        versions = [span.version for span in answer.spans]
+        assert versions == list(range(began[ticket], began[ticket] + len(answer.token_ids)))
+        assert [(s.first, s.end) for s in answer.spans] == [
+            (t, t + 1) for t in range(len(versions))
+        ]
+    assert len(decoder._versions) <= 12
+
+
+def an_answer_ending_at(
+    decoder: Decoder, token_index: int, *, max_tokens: int, ends: list[int]
+) -> tuple[Answer, int]:
+    """A greedy answer in which token `token_index` is made an end token, and that token."""
+    decoder._batch._end_tokens.zero_()
+    (free,) = decode(decoder, [a_job(seeds=(1,), temperature=0, max_tokens=20)])
+    end = int(answers(free)[0].token_ids[token_index])
+    decoder._batch._end_tokens[[end, *ends]] = True
+    (result,) = decode(decoder, [a_job(seeds=(1,), temperature=0, max_tokens=max_tokens)])
+    return answers(result)[0], end
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_first_end_token_is_kept_and_nothing_after_it(tmp_path: Path, family: str):
+    decoder, _ = a_pair(tmp_path, family)
+
+    answer, end = an_answer_ending_at(decoder, 3, max_tokens=20, ends=[])
+
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] == end
+    assert end not in answer.token_ids[:-1]
+    assert len(answer.logprobs) == len(answer.token_ids) <= 4
+
+
+def test_an_end_token_at_the_limit_is_a_stop(tmp_path: Path):
+    decoder, _ = a_pair(tmp_path)
+    answer, end = an_answer_ending_at(decoder, 3, max_tokens=20, ends=[])
+    length = len(answer.token_ids)
+
+    at_limit, _ = an_answer_ending_at(decoder, 3, max_tokens=length, ends=[])
+    before_limit, _ = an_answer_ending_at(decoder, 3, max_tokens=length - 1, ends=[])
+
+    assert (at_limit.finish_reason, at_limit.token_ids[-1]) == ("stop", end)
+    assert before_limit.finish_reason == "length"
+    assert end not in before_limit.token_ids
+    assert len(before_limit.token_ids) == length - 1
+
+
+def test_any_of_several_end_tokens_ends_an_answer(tmp_path: Path):
+    decoder, _ = a_pair(tmp_path)
+    unused = VOCABULARY - 1
+
+    answer, end = an_answer_ending_at(decoder, 2, max_tokens=20, ends=[0, unused])
+
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] in (end, 0, unused)
+
+
+def test_a_group_with_logits_that_are_not_finite_is_refused_and_harms_no_other(tmp_path: Path):
+    decoder, model = a_pair(tmp_path, max_rows=4)
+    healthy = a_job([5, 6], (1, 2), max_tokens=3)
+    seen = np.concatenate([a.token_ids for a in answers(decode(decoder, [healthy])[0])])
+    # A prompt token whose embedding is not finite, until it is mended.
+    poisoned = next(token for token in range(10, VOCABULARY) if token not in seen)
+    weight = decoder.model.get_input_embeddings().weight
+    saved = weight[poisoned].clone()
+    weight.data[poisoned] = float("nan")
+
+    bad, good = decode(decoder, [a_job([5] * 9 + [poisoned, 6], (1, 2), max_tokens=10), healthy])
+
+    assert isinstance(bad, Refused)
+    assert "not finite" in bad.reason
+    assert "version 0" in bad.reason
+    weight.data[poisoned] = saved
+    # The next group in those rows has longer neighbours: it looks, masked, at what the rows held.
+    short, long = a_job([7, 8], (3, 4), max_tokens=10), a_job([9] * 20, (5, 6), max_tokens=10)
+    tickets = [Ticket(short), Ticket(long)]
+    done = {}
+    with torch.inference_mode():
+        for ticket in tickets:
+            decoder.submit(ticket)
+            done.update(decoder.advance())
+        while decoder.busy:
+            done.update(decoder.advance())
+    for job, result in ((healthy, good), *((t.job, done[t]) for t in tickets)):
+        for answer in answers(result):
+            check_against(model, job, answer)
+
+
+def test_withdrawn_jobs_leave_no_rows_and_the_others_go_on(tmp_path: Path):
+    decoder, model = a_pair(tmp_path, max_rows=4)
+    stays, goes, waits = (a_job([5 + i], (1, 2), max_tokens=20, temperature=0) for i in range(3))
+    tickets = [Ticket(goes), Ticket(stays), Ticket(waits)]
+    for ticket in tickets:
+        decoder.submit(ticket)
+    done = {}
+    with torch.inference_mode():
+        done.update(decoder.advance())
+        decoder.withdraw(tickets[0])
+        decoder.withdraw(tickets[2])
+        assert decoder.rows == 2
+        while decoder.busy:
+            done.update(decoder.advance())
+
+    assert set(done) == {tickets[1]}
+    for answer in answers(done[tickets[1]]):
+        check_against(model, stays, answer)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (a_job([5] * 57, max_tokens=8), "exceed the model's 64 positions"),
+        (a_job([5, VOCABULARY]), "outside the model's vocabulary"),
+        (a_job([5, -1]), "outside the model's vocabulary"),
+    ],
+)
+def test_a_job_that_can_never_be_answered_is_refused(tmp_path: Path, job: Job, reason: str):
+    decoder, _ = a_pair(tmp_path)
+
+    assert reason in str(decoder.refusal(job))
+
+
+def test_a_job_that_just_fits_is_answered_to_its_end(tmp_path: Path):
+    decoder, model = a_pair(tmp_path)
+    decoder._batch._end_tokens.zero_()
+    job = a_job([5] * 56, (1,), temperature=0, max_tokens=8)
+
+    assert decoder.refusal(job) is None
+    (result,) = decode(decoder, [job])
+
+    expected = own_logprobs(model, job.prompt_ids, answers(result)[0].token_ids)
+    np.testing.assert_allclose(answers(result)[0].logprobs, expected.max(-1), atol=1e-4)

@@ -1,0 +1,90 @@
+"""Log-probabilities of chosen tokens: as log_softmax, gradients included, without its memory."""
+
+import pytest
+import torch
+
+from learner.logprobs import chosen_logprobs
+from learner.model import answer_logprobs
+from tests.learning import a_model
+
+
+def a_problem(tokens=23, hidden=7, vocabulary=19):
+    generator = torch.Generator().manual_seed(0)
+    hidden_NH = torch.randn(tokens, hidden, generator=generator, requires_grad=True)
+    head_VH = torch.randn(vocabulary, hidden, generator=generator, requires_grad=True)
+    chosen_N = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    temperature_N = torch.rand(tokens, generator=generator) + 0.5
+    upstream_N = torch.randn(tokens, generator=generator)
+    return hidden_NH, head_VH, chosen_N, temperature_N, upstream_N
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 19 * 5, 10**9])
+def test_values_and_gradients_equal_log_softmax_for_any_chunk(chunk_elements):
+    hidden_NH, head_VH, chosen_N, temperature_N, upstream_N = a_problem()
+    plain_NV = torch.log_softmax(hidden_NH @ head_VH.T / temperature_N[:, None], dim=-1)
+    expected_N = plain_NV.gather(1, chosen_N[:, None]).squeeze(1)
+    expected_grads = torch.autograd.grad((expected_N * upstream_N).sum(), [hidden_NH, head_VH])
+
+    logprobs_N, entropy_N = chosen_logprobs(
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=chunk_elements
+    )
+    grads = torch.autograd.grad((logprobs_N * upstream_N).sum(), [hidden_NH, head_VH])
+
+    assert torch.allclose(logprobs_N, expected_N, atol=1e-6)
+    assert torch.allclose(entropy_N, -(plain_NV.exp() * plain_NV).sum(-1), atol=1e-5)
+    for grad, expected in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(grad, expected, atol=1e-5)
+
+
+def test_all_tokens_times_vocabulary_never_exists():
+    tokens, vocabulary, limit = 512, 4096, 4096 * 16
+    hidden_NH = torch.randn(tokens, 8, requires_grad=True)
+    head_VH = torch.randn(vocabulary, 8, requires_grad=True)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        logprobs_N, _ = chosen_logprobs(
+            hidden_NH, head_VH, torch.zeros(tokens, dtype=torch.int64), torch.ones(tokens),
+            chunk_elements=limit,
+        )  # fmt: skip
+        logprobs_N.sum().backward()
+
+    assert vocabulary * 8 <= largest <= limit
+
+
+def test_d6_temperature_divides_logits_before_the_softmax():
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    logprobs_N, _ = chosen_logprobs(logits, torch.eye(3), torch.tensor([0]), torch.tensor([0.6]))
+
+    assert logprobs_N.item() == pytest.approx(-0.203, abs=2e-3)
+
+
+def test_answers_of_a_padded_batch_are_scored_as_if_each_were_alone(tmp_path):
+    model = a_model(tmp_path)
+    rows = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5])]
+    width = max(len(p) + len(a) for p, a in rows)
+    input_ids_BS = torch.zeros(len(rows), width, dtype=torch.int64)
+    positions, chosen, expected = [], [], []
+    for index, (prompt, answer) in enumerate(rows):
+        ids = torch.tensor(prompt + answer)
+        input_ids_BS[index, : len(ids)] = ids
+        for t in range(len(answer)):
+            positions.append(index * width + len(prompt) + t - 1)
+            chosen.append(answer[t])
+        every = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
+        expected += [every[len(prompt) + t - 1, token].item() for t, token in enumerate(answer)]
+
+    logprobs_N, _ = answer_logprobs(
+        model, input_ids_BS, torch.tensor(positions), torch.tensor(chosen),
+        torch.ones(len(chosen)), dtype=torch.float32,
+    )  # fmt: skip
+
+    assert logprobs_N.tolist() == pytest.approx(expected, abs=1e-5)

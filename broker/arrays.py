@@ -36,7 +36,7 @@ class Array(BaseModel):
 
 def pack(values: object, dtype: DType) -> Array:
     """Any array-like to its travelling form, cast to `dtype`."""
-    array = np.ascontiguousarray(values, dtype=np.dtype(dtype))
+    array = np.asarray(values, dtype=np.dtype(dtype), order="C")
     return Array(dtype=dtype, shape=array.shape, data=array.tobytes())
 
 

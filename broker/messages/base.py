@@ -33,14 +33,26 @@ Count = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-def _lists(value: object) -> object:
-    """Tuples as lists, all the way down: msgpack hands sequences out as tuples here."""
+MAX_DEPTH = 64
+"""Of nested lists and tables in free fields; more would exhaust the stack somewhere on the way."""
+
+
+def _lists(value: object, depth: int) -> object:
+    if isinstance(value, dict | list | tuple) and depth == 0:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
-        return {key: _lists(inner) for key, inner in value.items()}
-    return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _lists(inner, depth - 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(inner, depth - 1) for inner in value]
+    return value
 
 
-Json = Annotated[dict[str, object], BeforeValidator(_lists)]
+def _as_json(value: object) -> object:
+    """Tuples as lists, all the way down: msgpack hands sequences out as tuples here."""
+    return _lists(value, MAX_DEPTH)
+
+
+Json = Annotated[dict[str, object], BeforeValidator(_as_json)]
 """A specification or evidence: what JSON can say."""
 
 

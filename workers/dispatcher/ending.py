@@ -42,7 +42,8 @@ def why_drain(state: State, run: RunSettings, *, exhausted: bool) -> Ending | No
         return Ending("finished", f"{state.step} steps committed")
     if state.life.stop_requested:
         return Ending("stopped", f"asked to stop after {state.step} steps")
-    if exhausted and state.groups.outstanding == 0:
+    if exhausted:
+        # Now, not when all have ended: the last ones may wait in a window that only draining closes.
         return Ending("no_progress", f"every source is exhausted after {state.step} steps")
     return _no_signal(state.silence, run)
 

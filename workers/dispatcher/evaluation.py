@@ -45,6 +45,11 @@ class Evaluations:
             progress = self._progress.setdefault((version, benchmark), Progress())
             progress.requested[item] = request_seq
 
+    def withdraw(self, group_id: str) -> None:
+        """It was never asked for after all."""
+        version, benchmark, item = parse_item_id(group_id)
+        self.progress(version, benchmark).requested.pop(item, None)
+
     def measured(self, group_id: str, score: float | None) -> None:
         """The first result counts; what is finished stays as it is."""
         version, benchmark, item = parse_item_id(group_id)

@@ -8,9 +8,9 @@ held-out items an evaluation asks for, so no item ever moves from one side to th
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, overload
+from typing import Protocol
 
 from broker.errors import BadConfiguration
 from workers.dispatcher.items import Item, ItemSet, Problem
@@ -49,32 +49,6 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-class Generated(Sequence[Item]):
-    """A range of a task's shuffled problems, made when looked at."""
-
-    def __init__(self, task: Task, *, first: int, count: int, key: str) -> None:
-        self._task, self._first, self._count, self._key = task, first, count, key
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
-        if not 0 <= index < self._count:
-            raise IndexError(f"item {index}: expected 0..{self._count - 1}")
-        place = self._first + index
-        problem = self._task.problem(permute(place, size=self._task.size, key=self._key))
-        solution = problem.answer if problem.solution is None else problem.solution
-        return Item(
-            place, problem.prompt, problem.answer, solution, problem.difficulty, problem.options
-        )
-
-
 def load(settings: SourceSettings) -> tuple[ItemSet, ItemSet]:
     """(train, held out) of a generator; options `seed`, `items` and `passes` are not the task's own."""
     name = str(settings.generator)
@@ -96,11 +70,23 @@ def load(settings: SourceSettings) -> tuple[ItemSet, ItemSet]:
     version = hashlib.sha256(identity.encode()).hexdigest()[:12]
     dataset = name.rpartition(":")[2]
     return (
-        ItemSet(dataset, version, Generated(task, first=held_out, count=train, key=identity)),
-        ItemSet(
-            dataset, version, Generated(task, first=0, count=settings.eval_items, key=identity)
-        ),
+        ItemSet(dataset, version, _items(task, identity, range(held_out, held_out + train))),
+        ItemSet(dataset, version, _items(task, identity, range(settings.eval_items))),
     )
+
+
+def _items(task: Task, key: str, places: range) -> tuple[Item, ...]:
+    """A range of the task's shuffled problems."""
+    items: list[Item] = []
+    for place in places:
+        problem = task.problem(permute(place, size=task.size, key=key))
+        solution = problem.answer if problem.solution is None else problem.solution
+        items.append(
+            Item(
+                place, problem.prompt, problem.answer, solution, problem.difficulty, problem.options
+            )
+        )
+    return tuple(items)
 
 
 def _count(settings: SourceSettings, value: object, name: str, *, least: int) -> int:

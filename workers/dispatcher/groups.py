@@ -101,6 +101,11 @@ class Groups:
             self._settle(bundle)
         return True
 
+    def withdraw(self, group_id: str) -> None:
+        """It was never asked for after all."""
+        draw, _, attempt = TrainId.parse(group_id)
+        self._open.pop((draw, attempt), None)
+
     def end_all(self, up_to: int) -> None:
         """A run ended: open groups requested up to that sequence in REQUESTS are `run_ended`."""
         for group in list(self.open_groups()):

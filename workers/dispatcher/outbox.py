@@ -10,20 +10,17 @@ from collections.abc import Callable, Sequence
 from broker.bus import Bus, Stored
 from broker.errors import Conflict, Replaced
 from broker.messages import Event, GroupRequested
-from broker.telemetry import Health
 from broker.topology import H_GROUP, H_WRITER, Log, headers, kind_subjects, subject
 from workers.dispatcher.state import State
 
 SLOW_S = 0.5
-"""A publication that takes longer is shown as a wait."""
-SPACE_LIMIT_S = 24 * 3600.0
+"""How often a publication that takes long is asked whether it may be given up."""
 
 
 class Outbox:
-    def __init__(self, bus: Bus, state: State, health: Health, *, writer_id: str) -> None:
+    def __init__(self, bus: Bus, state: State, *, writer_id: str) -> None:
         self._bus = bus
         self._state = state
-        self._health = health
         self.writer_id = writer_id
 
     async def ledger(self, event: Event, *, expect_subject: int | None) -> int:
@@ -39,41 +36,47 @@ class Outbox:
     async def requests(
         self, requests: Sequence[GroupRequested], *, give_up: Callable[[], bool]
     ) -> bool:
-        """Store requests, all or none, and fold them into the state; False when given up."""
-        task = asyncio.ensure_future(self._store(requests))
+        """Store requests, all or none; False when given up.
+
+        They are folded into the state first, since their ends may be read before the broker's
+        answer; compare-and-set fixes their sequences.
+        """
+        before = self._state.sequence, self._state.request_seq
+        task = asyncio.ensure_future(self._store(requests, expect_log=before[0]))
+        self._fold(requests)
         try:
             await asyncio.wait({task}, timeout=SLOW_S)
-            if not task.done():
-                with self._health.waiting_for("space in REQUESTS", SPACE_LIMIT_S):
-                    while not task.done() and not give_up():
-                        await asyncio.wait({task}, timeout=SLOW_S)
+            while not task.done() and not give_up():
+                await asyncio.wait({task}, timeout=SLOW_S)
         finally:
             if not task.done():
                 task.cancel()
-        # A cancelled publication may have been stored before.
-        stored = await task if not task.cancelling() else await self._read_back(requests, task)
-        if stored is not None:
-            self._fold(requests, stored)
-        return stored is not None
+        if not task.cancelling():
+            await task
+            return True
+        if await self._was_stored(requests, task):
+            return True
+        self._state.withdraw(requests, sequence=before[0], request_seq=before[1])
+        return False
 
-    async def _store(self, requests: Sequence[GroupRequested]) -> int:
-        """Sequence of the last."""
+    async def _store(self, requests: Sequence[GroupRequested], *, expect_log: int) -> None:
         try:
             if len(requests) == 1:
-                return await self._bus.publish(requests[0], expect_log=self._state.sequence)
-            return await self._bus.publish_batch(requests, expect_log=self._state.sequence)
+                await self._bus.publish(requests[0], expect_log=expect_log)
+            else:
+                await self._bus.publish_batch(requests, expect_log=expect_log)
         except Conflict as conflict:
             last = await self._last_request()
             if last is None or not self._is(last, requests[-1]):
                 raise Replaced(f"dispatcher: {conflict}") from conflict
-            return last.sequence
 
-    async def _read_back(
-        self, requests: Sequence[GroupRequested], cancelled: asyncio.Task[int]
-    ) -> int | None:
+    async def _was_stored(
+        self, requests: Sequence[GroupRequested], cancelled: asyncio.Task[None]
+    ) -> bool:
+        """Whether a cancelled publication had been stored before."""
         await asyncio.wait({cancelled})
         last = await self._last_request()
-        return last.sequence if last is not None and self._is(last, requests[-1]) else None
+        return last is not None and self._is(last, requests[-1])
 
     async def _last_request(self) -> Stored | None:
         return await self._bus.last(Log.REQUESTS, kind_subjects(self._bus.run, GroupRequested.KIND))
@@ -84,9 +87,8 @@ class Outbox:
             stored.headers.get(H_GROUP) == headers(event).get(H_GROUP)
         )
 
-    def _fold(self, requests: Sequence[GroupRequested], last: int) -> None:
-        first = last - len(requests) + 1
-        for sequence, request in enumerate(requests, start=first):
+    def _fold(self, requests: Sequence[GroupRequested]) -> None:
+        for sequence, request in enumerate(requests, start=self._state.sequence + 1):
             self._state.apply_request(
                 Stored(
                     log=Log.REQUESTS,

@@ -5,13 +5,23 @@ restart needs only the position.
 """
 
 import hashlib
+from functools import lru_cache
 
 ROUNDS = 6
+_WORD = (1 << 64) - 1
 
 
-def _round(key: bytes, number: int, half: int) -> int:
-    digest = hashlib.blake2b(f"{number}:{half}".encode(), digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "little")
+@lru_cache(maxsize=64)
+def _round_keys(key: str) -> tuple[int, ...]:
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
+    return tuple(int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8))
+
+
+def _mix(word: int) -> int:
+    """The finaliser of splitmix64: every input bit moves every output bit."""
+    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _WORD
+    return word ^ word >> 31
 
 
 def permute(position: int, *, size: int, key: str) -> int:
@@ -23,12 +33,12 @@ def permute(position: int, *, size: int, key: str) -> int:
         raise IndexError(f"position {position}: expected 0..{size - 1}")
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << bits) - 1
-    secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
+    keys = _round_keys(key)
     value = position
     while True:
         left, right = value >> bits, value & mask
-        for number in range(ROUNDS):
-            left, right = right, left ^ (_round(secret, number, right) & mask)
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & mask)
         value = left << bits | right
         if value < size:
             return value

@@ -5,6 +5,7 @@ asked. LEDGER comes before ANNOTATED, so that what arrived after the end of a ru
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.bus import Stored
@@ -153,6 +154,17 @@ class State:
             # A cohort is published at once, so its last request tells where it began.
             first = request.group.request_seq + 1 - (request.cohort_size or 1)
             self.cohort = Cohort(request.cohort, first, touched=False, decided=False)
+
+    def withdraw(
+        self, requests: Sequence[GroupRequested], *, sequence: int, request_seq: int
+    ) -> None:
+        """Requests that were folded and then not stored, because the run ends: nothing follows them."""
+        self.sequence, self.request_seq = sequence, request_seq
+        for request in requests:
+            if request.group.purpose == "train":
+                self.groups.withdraw(request.group.group_id)
+            else:
+                self.evaluations.withdraw(request.group.group_id)
 
     # --- ANNOTATED and VERIFIED ---------------------------------------------------------------
 

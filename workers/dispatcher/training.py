@@ -38,7 +38,10 @@ class Training:
         if self._run.deterministic:
             await self._request_cohort(self._state.mixture)
             return
-        while self._room() > 0 and not self.interrupted():
+        # Counted once: groups that end while we publish are replaced after a look at what else is due.
+        for _ in range(self._room()):
+            if self.interrupted():
+                return
             requests = await self._next(
                 self._place(self._state.mixture), self._state.groups.retries()
             )

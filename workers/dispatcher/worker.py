@@ -71,7 +71,7 @@ async def run(
     Raises BadConfiguration before anything is published, Replaced when another dispatcher took over.
     """
     state = State(max_attempts=run.max_attempts)
-    outbox = Outbox(bus, state, health, writer_id=writer_id("dispatcher"))
+    outbox = Outbox(bus, state, writer_id=writer_id("dispatcher"))
 
     async def live() -> None:
         followers = await catch_up(bus, state, health)

@@ -72,6 +72,8 @@ class Snapshot(BaseModel):
     """Sequences of arrivals held back: to be fed again."""
     broken: dict[str, int]
     """Bundles with a failed member, and how many of their members are still to come."""
+    drained_after: int | None
+    """Set when this was the last window: the `ended_requests` of the run that was draining."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,8 @@ class Publisher:
         self._bus, self._ledger, self._author, self._mixer = bus, ledger, author, mixer
         self._after = after
         """Sequence in ANNOTATED that the next publication must follow."""
+        self._snapshot: str | None = None
+        """Digest of the snapshot that this process wrote last."""
         self._counted = 0
         """Sequence in LEDGER up to which the newest mixture has counted."""
 
@@ -133,10 +135,18 @@ class Publisher:
         await self._bus.put_object(snapshot_name(digest), closed.snapshot)
         verified = min([closed.cut, *(held - 1 for held in closed.pending)])
         await self._advanced(Log.VERIFIED, verified, digest)
-        await delete_other_snapshots(self._bus, digest)
+        await self._forget_older(digest)
         # A restart takes over the records that are newer than its snapshot: they must be kept.
         await self._advanced(Log.ANNOTATED, self._after, None)
         await self._advanced(Log.LEDGER, self._counted, None)
+
+    async def _forget_older(self, digest: str) -> None:
+        """Only after our own word was accepted: a rival's newest snapshot must not be deleted."""
+        if self._snapshot is None:
+            await delete_other_snapshots(self._bus, digest)
+        elif self._snapshot != digest:
+            await self._bus.delete_object(snapshot_name(self._snapshot))
+        self._snapshot = digest
 
     async def _advanced(self, log: Log, sequence: int, digest: str | None) -> None:
         event = ReaderAdvanced(

@@ -93,8 +93,8 @@ async def load_snapshot(bus: Bus, view: LedgerView) -> Snapshot | None:
         raise SluiceError(f"object {name} is not a snapshot of this version: {error}") from error
 
 
-async def delete_other_snapshots(bus: Bus, keep: str | None) -> None:
+async def delete_other_snapshots(bus: Bus, keep: str) -> None:
     """Snapshots that LEDGER does not name any more are garbage."""
     for name in await bus.list_objects(PREFIX):
-        if keep is None or name != snapshot_name(keep):
+        if name != snapshot_name(keep):
             await bus.delete_object(name)

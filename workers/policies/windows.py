@@ -53,7 +53,8 @@ class WindowMachine:
         self.position = snapshot.position if snapshot else 0
         self.window = snapshot.window if snapshot else 0
         """Newest closed window."""
-        self.drained = False
+        # A run that was resumed since is drained no more.
+        self.drained = bool(snapshot) and snapshot.drained_after == self.recorded.ended_requests
         """No window is opened any more; what still comes is dropped as `run_ended`."""
         self._floor = max(self.recorded.ended_requests, self.recorded.floor)
         self._open: list[_Member] = []
@@ -273,4 +274,5 @@ class WindowMachine:
             memory=self._memory,
             pending=[held.sequence for held in self._sequencer.pending()],
             broken=dict(self._sequencer.broken),
+            drained_after=self.recorded.ended_requests if self.drained else None,
         )

@@ -26,6 +26,7 @@ from workers.policies.settings import PolicySettings
 from workers.policies.windows import WindowMachine
 
 READ_LIMIT = 64
+READ_WAIT_S = 0.1
 POLL_S = 0.5
 """State of the run is looked at this often."""
 MAX_WINDOW = 1000
@@ -134,8 +135,8 @@ class PolicyWorker:
                     self._log.info("the run has ended", reason=self._ledger.view.ended.reason)
                     return
                 self._machine.raise_floor(self._ledger.view.floor)
-            with self._health.waiting_for("verified groups", POLL_S):
-                batch = await self._verified.read(READ_LIMIT, POLL_S)
+            with self._health.waiting_for("verified groups", READ_WAIT_S):
+                batch = await self._verified.read(READ_LIMIT, READ_WAIT_S)
             for stored in batch:
                 if stop.is_set():
                     return

@@ -29,6 +29,11 @@ def sqlalchemy_url(url: str) -> str:
     return plain_url(url).replace("postgresql://", "postgresql+psycopg://", 1)
 
 
+def with_database(url: str, name: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(plain_url(url))._replace(path=f"/{name}"))
+
+
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
     try:

@@ -1,13 +1,18 @@
 """Services that tests share. A missing one skips locally and fails in CI."""
 
 import os
+import uuid
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
+import store.embedded
 from broker import embedded
-from broker.errors import BadConfiguration
+from broker.errors import BadConfiguration, Unreachable
 from broker.settings import NatsSettings
+from store.database import with_database
+from store.schema import upgrade
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +31,41 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Postgres server of this test session's own, with a migrated database `template_sluice`."""
+    try:
+        server = store.embedded.start(tmp_path_factory.mktemp("postgres"))
+    except Unreachable as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    try:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE template_sluice")
+        upgrade(with_database(server.url, "template_sluice"))
+        yield server.url
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """A migrated, empty database of this test's own."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template_sluice".encode())
+        yield with_database(postgres_server, name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: str) -> Iterator[str]:
+    """A database of this test's own without any table."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        yield with_database(postgres_server, name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

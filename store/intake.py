@@ -1,0 +1,104 @@
+"""What the recorder reads: five logs side by side, turned into rows, in batches of bounded size."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from broker.bus import Bus, Stored
+from broker.errors import Poison
+from broker.messages import GroupKey, ReaderAdvanced, RunEnded, RunStarted
+from broker.topology import Log
+from store.closing import Ending, ending
+from store.row import Row
+from store.rows import rows_of
+
+LOGS = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED, Log.LEDGER)
+READ_WAIT_S = 1.0
+CHUNK_BYTES = 4 * 1024 * 1024
+"""About as much is read from a log at once; there is one chunk a log and a few waiting."""
+CHUNK_MESSAGES = 500
+CHUNKS_WAITING = 5
+
+Chunk = list[Stored]
+
+
+@dataclass
+class Batch:
+    """Messages that will be written together."""
+
+    messages: list[tuple[Stored, list[Row]]] = field(default_factory=list)
+    undecodable: list[tuple[Stored, str]] = field(default_factory=list)
+    """With the reason."""
+    sequences: dict[Log, int] = field(default_factory=dict)
+    """Last sequence read of each log in the batch."""
+    news: dict[Log, int] = field(default_factory=dict)
+    """Last sequence that is worth telling others of: not their own telling."""
+    endings: list[Ending] = field(default_factory=list)
+    started_at: int = 0
+    """LEDGER sequence of the newest RunStarted in the batch; 0: none."""
+    row_count: int = 0
+
+    def add(self, run_id: str, stored: Stored, late: Sequence[Ending]) -> None:
+        """Decode one message; output for a group that an earlier end of the run closed is passed over."""
+        self.sequences[stored.log] = stored.sequence
+        try:
+            event = stored.event()
+            if not isinstance(event, ReaderAdvanced):
+                self.news[stored.log] = stored.sequence
+            group = getattr(event, "group", None)
+            if isinstance(group, GroupKey) and any(
+                end.is_late(stored.log, stored.sequence, group.request_seq) for end in late
+            ):
+                return
+            rows = rows_of(run_id, stored.sequence, event)
+        except Poison as error:
+            self.undecodable.append((stored, str(error)))
+            return
+        if isinstance(event, RunEnded):
+            self.endings.append(ending(stored.sequence, event))
+        elif isinstance(event, RunStarted):
+            self.started_at = stored.sequence
+        self.messages.append((stored, rows))
+        self.row_count += len(rows)
+
+
+async def follow(bus: Bus, log: Log, after: int, chunks: asyncio.Queue[Chunk]) -> None:
+    """Read a log from its position for ever; cancelled when the recorder is done."""
+    cursor = await bus.cursor(log, after)
+    limit = 1
+    try:
+        while True:
+            found = await cursor.read(limit, READ_WAIT_S)
+            if found:
+                await chunks.put(found)
+                mean_bytes = sum(len(stored.data) for stored in found) // len(found) + 1
+                limit = max(1, min(CHUNK_MESSAGES, CHUNK_BYTES // mean_bytes))
+    finally:
+        await cursor.close()
+
+
+async def collect(
+    chunks: asyncio.Queue[Chunk],
+    run_id: str,
+    late: Sequence[Ending],
+    *,
+    rows: int,
+    first_wait_s: float,
+    flush_s: float,
+) -> Batch:
+    """Up to about `rows` rows, waiting `flush_s` after the first message for more; empty if there is none."""
+    batch = Batch()
+    deadline = time.monotonic() + first_wait_s
+    while batch.row_count < rows:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                found = await chunks.get()
+        except TimeoutError:
+            break
+        if not batch.sequences:
+            deadline = time.monotonic() + flush_s
+        for stored in found:
+            batch.add(run_id, stored, late)
+            await asyncio.sleep(0)  # decoding large groups must not hold up the heartbeat
+    return batch

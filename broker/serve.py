@@ -7,6 +7,7 @@ only place that catches every exception of a handler.
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -25,6 +26,9 @@ LONGEST_RETRY_S = 30.0
 Fail = Callable[[GroupKey, Event | None, str], Event]
 """The stage's own output for a group it gives up on; the event is None when it cannot be read."""
 
+RetryDelay = Callable[[int], float]
+"""Deliveries so far -> seconds before the next, after a handler's bug."""
+
 RESULTS = ("ok", "retried", "error", "failed", "handed_back")
 
 log = structlog.get_logger()
@@ -38,11 +42,14 @@ def retry_delay_s(deliveries: int) -> float:
 class Stage:
     """One process's part in a role: what is in flight, and what becomes of a delivery."""
 
-    def __init__(self, bus: Bus, reader: Reader, handler: Handler, fail: Fail) -> None:
+    def __init__(
+        self, bus: Bus, reader: Reader, handler: Handler, fail: Fail, delay_s: RetryDelay
+    ) -> None:
         self._bus = bus
         self._reader = reader
         self._handler = handler
         self._fail = fail
+        self._delay_s = delay_s
         self.in_flight: dict[asyncio.Task[None], Delivery] = {}
         for result in RESULTS:
             messages_total.labels(reader.name, result)
@@ -93,13 +100,25 @@ class Stage:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            log.exception("handler_failed", role=self._reader.name, subject=delivery.stored.subject)
-            delay_s = retry_delay_s(delivery.deliveries)
+            self._log_bug(delivery, error)
+            delay_s = self._delay_s(delivery.deliveries)
             await self._again(delivery, event, "error", reason, delay_s)
         else:
             await delivery.ack()
             self._count("ok")
         handle_seconds.labels(self._reader.name).observe(time.monotonic() - started)
+
+    def _log_bug(self, delivery: Delivery, error: Exception) -> None:
+        """With its traceback once per message; redeliveries would only repeat it."""
+        trace = "".join(traceback.format_exception(error)) if delivery.deliveries == 1 else None
+        log.error(
+            "handler_failed",
+            role=self._reader.name,
+            subject=delivery.stored.subject,
+            deliveries=delivery.deliveries,
+            error=f"{type(error).__name__}: {error}",
+            traceback=trace,
+        )
 
     async def _publish(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -149,13 +168,14 @@ async def serve(
     slots: int,
     health: Health,
     stop: asyncio.Event,
+    delay_s: RetryDelay = retry_delay_s,
 ) -> None:
     """Handle messages, `slots` at a time, until `stop` is set.
 
     Returns within about STOP_WAIT_S of `stop`: what is done by then is published and acknowledged,
     the rest is handed back for immediate redelivery. Raises Replaced or Unreachable.
     """
-    stage = Stage(bus, reader, handler, fail)
+    stage = Stage(bus, reader, handler, fail, delay_s)
     consumer = await bus.consumer(reader)
     heartbeat = asyncio.create_task(stage.heartbeat())
     try:

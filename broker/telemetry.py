@@ -126,7 +126,9 @@ class Health:
             }
 
 
-def serve_http(health: Health, settings: TelemetrySettings) -> ThreadingHTTPServer:
+def serve_http(
+    health: Health, settings: TelemetrySettings, *, heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+) -> ThreadingHTTPServer:
     """/metrics and /healthz from a thread of their own, so that a busy event loop is still observed."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -135,7 +137,7 @@ def serve_http(health: Health, settings: TelemetrySettings) -> ThreadingHTTPServ
                 self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
             elif self.path == "/healthz":
                 status = health.status()
-                alive = float(str(status["heartbeat_age_s"])) < HEARTBEAT_LIMIT_S
+                alive = float(str(status["heartbeat_age_s"])) < heartbeat_limit_s
                 self._answer(
                     200 if alive else 503,
                     "application/json",

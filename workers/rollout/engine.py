@@ -76,6 +76,11 @@ class Engine(Protocol):
         """Answers being decoded at the moment."""
         ...
 
+    @property
+    def sampled(self) -> int:
+        """Tokens since the engine was made."""
+        ...
+
     async def generate(self, jobs: Sequence[Job]) -> list[Result]:
         """Answer jobs that enter the engine together, in this order.
 

@@ -1,0 +1,138 @@
+"""The rollout role: requests in, answers out, on model weights new enough for each request.
+
+Training answers and evaluation have a consumer and an engine each: neither waits for the other, and an
+evaluation keeps its version while training moves on.
+"""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from broker.bus import Bus
+from broker.errors import TooLong
+from broker.serve import serve
+from broker.settings import RunSettings
+from broker.telemetry import Health, writer_id
+from broker.topology import ROLLOUT_EVAL, ROLLOUT_TRAIN
+from workers.rollout import metrics
+from workers.rollout.answers import Group, Texts
+from workers.rollout.cohorts import CohortWorker
+from workers.rollout.engine import Engine
+from workers.rollout.ledger_view import LedgerView
+from workers.rollout.service import Service
+from workers.rollout.settings import RolloutSettings
+from workers.rollout.torch_engine import TorchEngine
+from workers.rollout.weights import NewestWeights, PinnedWeights, loader
+
+TICK_S = 0.5
+RESUME_WAIT_S = 60.0
+
+
+def make_engine(settings: RolloutSettings, model_dir: Path, device: str, dtype: str) -> Engine:
+    """The engine that `[rollout] engine` names."""
+    torch.set_num_threads(settings.threads)
+    return TorchEngine(
+        model_dir, device=device, dtype=dtype, max_rows=settings.max_rows, threads=settings.threads
+    )
+
+
+async def run(
+    bus: Bus,
+    *,
+    run: RunSettings,
+    settings: RolloutSettings,
+    model_dir: Path,
+    device: str,
+    dtype: str,
+    cache_dir: Path,
+    health: Health,
+    stop: asyncio.Event,
+) -> None:
+    """Answer requests until `stop` is set or the run has ended; model_dir needs no weights."""
+    make = partial(make_engine, settings, model_dir, device, dtype)
+    engine = await asyncio.to_thread(make)
+    ledger = LedgerView(bus)
+    newest = NewestWeights(engine, ledger, loader(bus, cache_dir / "train"))
+    pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval"), settings.weights_wait_s)
+    group = Group(
+        Texts(model_dir), run_seed=run.seed, engine=engine.name, worker=writer_id("rollout")
+    )
+    service = Service(
+        engine=engine,
+        newest=newest,
+        pinned=pinned,
+        ledger=ledger,
+        group=group,
+        weights_wait_s=settings.weights_wait_s,
+        health=health,
+    )
+    leaving = asyncio.Event()
+    serving = partial(
+        serve, bus, fail=group.failed, slots=settings.slots, health=health, stop=leaving
+    )
+    if run.deterministic:
+        training = CohortWorker(bus, service).run(leaving)
+    else:
+        training = serving(ROLLOUT_TRAIN, service.train)
+    try:
+        async with asyncio.TaskGroup() as background:
+            tasks = [
+                background.create_task(ledger.follow()),
+                background.create_task(newest.keep()),
+                background.create_task(_leave(leaving, stop, ledger)),
+                background.create_task(_report(engine, pinned, health)),
+            ]
+            async with asyncio.TaskGroup() as stages:
+                stages.create_task(training)
+                stages.create_task(serving(ROLLOUT_EVAL, service.measure))
+            for task in tasks:
+                task.cancel()
+    finally:
+        await engine.close()
+        await pinned.close()
+
+
+async def _leave(leaving: asyncio.Event, stop: asyncio.Event, ledger: LedgerView) -> None:
+    """Sets `leaving` when the process is told to stop or the run has ended."""
+    reasons = [asyncio.create_task(stop.wait()), asyncio.create_task(_end_of_run(ledger))]
+    try:
+        done, _ = await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        for reason in done:
+            reason.result()
+        leaving.set()
+    finally:
+        for reason in reasons:
+            reason.cancel()
+
+
+async def _end_of_run(ledger: LedgerView) -> None:
+    # A run that is being resumed looks ended until its dispatcher says that it goes on.
+    with suppress(TooLong):
+        await ledger.until(lambda: ledger.run_live, "the run's start", RESUME_WAIT_S)
+    await ledger.until(lambda: ledger.run_ended, "the run's end", None)
+
+
+async def _report(engine: Engine, pinned: PinnedWeights, health: Health) -> None:
+    """Status and metrics of both engines, twice a second."""
+    counted = dict.fromkeys(metrics.ENGINES, 0)
+    loop = asyncio.get_running_loop()
+    then = loop.time()
+    while True:
+        health.beat()
+        now = loop.time()
+        for name, one in zip(metrics.ENGINES, (engine, pinned.engine), strict=True):
+            if one is None:
+                continue
+            fresh = one.sampled - counted[name]
+            counted[name] += fresh
+            metrics.tokens_total.labels(name).inc(fresh)
+            metrics.rows.labels(name).set(one.rows)
+            metrics.weights_version.labels(name).set(-1 if one.version is None else one.version)
+            if name == "train":
+                speed = round(fresh / max(now - then, 1e-9))
+                health.note(version=one.version, rows=one.rows, tokens_per_s=speed)
+        then = now
+        await asyncio.sleep(TICK_S)

@@ -65,6 +65,9 @@ class Connection:
         self._refused = asyncio.Event()
         self._reopening: asyncio.Task[None] | None = None
         self.subscriptions: set[_Subscription] = set()
+        self._inbox = ""
+        self._asked = 0
+        self._answers: dict[str, asyncio.Future[Message]] = {}
 
     @property
     def max_payload(self) -> int:
@@ -92,6 +95,8 @@ class Connection:
                 f"nats.url {shown}: not connected within {self._settings.connect_wait_s:g} s"
                 f" ({self._last_error or 'no answer'})"
             )
+        self._inbox = self.new_inbox()
+        await self.subscribe(f"{self._inbox}.*", self._on_answer)
 
     async def _connect(self, client: Client) -> None:
         try:
@@ -102,6 +107,7 @@ class Connection:
                 name="sluice",
                 error_cb=self._on_error,
                 closed_cb=self._on_closed,
+                disconnected_cb=self._on_disconnected,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
                 ping_interval=10,
@@ -135,12 +141,32 @@ class Connection:
     async def request(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None, timeout_s: float
     ) -> Message:
+        """Ends at once when the connection breaks: the answer would never come."""
+        self._asked += 1
+        token = str(self._asked)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._answers[token] = answer
         try:
-            return await self._client.request(
-                subject, data, timeout=timeout_s, headers=dict(headers) if headers else None
-            )
-        except (nats.errors.Error, OSError) as error:
-            raise Unanswered(f"{type(error).__name__} {error}".strip()) from error
+            async with asyncio.timeout(timeout_s):
+                await self.send(subject, data, headers, f"{self._inbox}.{token}")
+                message = await answer
+        except TimeoutError:
+            raise Unanswered(f"no answer within {timeout_s:g} s") from None
+        finally:
+            del self._answers[token]
+        if (message.headers or {}).get("Status") == "503":
+            raise Unanswered("nobody listens")
+        return message
+
+    async def _on_answer(self, message: Message) -> None:
+        answer = self._answers.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _on_disconnected(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(Unanswered("disconnected"))
 
     async def send(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, reply: str = ""
@@ -172,12 +198,12 @@ class Connection:
         self._closing = True
         if self._reopening is not None:
             self._reopening.cancel()
-        if self._client.is_connected:
-            try:
+        try:
+            if self._client.is_connected:
                 await self._client.flush(timeout=2)
-            except (nats.errors.Error, OSError) as error:
-                log.warning("nats_not_flushed", error=str(error))
-        await self._client.close()
+            await self._client.close()
+        except (nats.errors.Error, OSError) as error:
+            log.warning("nats_not_flushed", error=str(error))
 
 
 def shown_url(settings: NatsSettings) -> str:

@@ -56,7 +56,16 @@ async def serving(
     """A stage at work; stopped at the end, and within its limit."""
     stop = asyncio.Event()
     stage = asyncio.create_task(
-        serve(bus, QUICK, handler, fail=fail, slots=slots, health=health or Health("t"), stop=stop)
+        serve(
+            bus,
+            QUICK,
+            handler,
+            fail=fail,
+            slots=slots,
+            health=health or Health("t"),
+            stop=stop,
+            delay_s=lambda deliveries: 0.01,
+        )
     )
     try:
         yield stop

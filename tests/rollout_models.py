@@ -1,10 +1,14 @@
 """Small random models for tests of the rollout, and what transformers itself says of an answer."""
 
+import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -21,6 +25,7 @@ from workers.rollout.model import build_model, end_tokens, install_weights, stag
 
 VOCABULARY = 40
 END = 2
+TOKENS = ["<pad>", "<bos>", "<eos>", *"abcdefghijklmnopqrstuvwxyz0123456789+"]
 
 _SMALL = {
     "vocab_size": VOCABULARY,
@@ -49,6 +54,12 @@ def a_folder(path: Path, family: str = "llama") -> Path:
     """A model folder without weights."""
     path.mkdir(parents=True, exist_ok=True)
     CONFIGS[family].save_pretrained(path)
+    words = {token: index for index, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(words))
+    tokenizer.add_special_tokens(TOKENS[:3])
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": TOKENS[END]}))
     return path
 
 
@@ -63,6 +74,7 @@ def a_model(family: str = "llama", seed: int = 0) -> PreTrainedModel:
 
 def save_weights(model: PreTrainedModel, file: Path) -> Path:
     """As the learner writes them: tensors that the model ties only once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     seen: dict[int, str] = {}
     state = model.state_dict()
     for name in sorted(state):
@@ -124,3 +136,12 @@ def own_logprobs(
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits.float() / temperature, -1).numpy()
+
+
+async def until(holds: Callable[[], object], wait_s: float = 20.0) -> None:
+    """Returns as soon as a condition holds; fails after `wait_s`."""
+    for _ in range(round(wait_s / 0.002)):
+        if holds():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"not so after {wait_s} s")

@@ -147,6 +147,14 @@ def test_a_second_copy_of_a_group_is_ignored():
     assert machine.open_groups == 1
 
 
+def test_after_a_restart_a_second_copy_of_a_decided_group_is_ignored():
+    known = Recorded(groups={"00000001-0-0": Record(1, 1, "dropped", "filtered:x")})
+    machine = a_machine(recorded=known)
+
+    assert machine.feed(an_arrival(2, a_group_event(1, MIXED))) == []
+    assert machine.open_groups == 0
+
+
 def test_output_for_a_group_below_the_floor_is_ignored():
     machine = a_machine()
     machine.raise_floor(7)

@@ -3,47 +3,42 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from broker.errors import BadConfiguration
 from broker.messages import ChatTurn
+from broker.settings import Settings
 from workers.dispatcher.gsm8k import parse_answer
 from workers.dispatcher.items import Item, ItemSet, Prompt
 from workers.dispatcher.settings import SourceSettings
 
 
-@dataclass(frozen=True)
-class RowOptions:
+class RowOptions(Settings):
     """`source.options` of a JSONL source."""
 
-    answer_format: str = "plain"
+    dataset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
+    """Name in sample keys; None: the file's name without its ending."""
+    answer_format: Literal["plain", "gsm8k"] = "plain"
     """`gsm8k`: the gold and the solution are both inside the target field."""
-    min_solution_steps: int = 0
-    max_solution_steps: int | None = None
+    min_solution_steps: Annotated[int, Field(ge=0)] = 0
+    max_solution_steps: Annotated[int, Field(ge=0)] | None = None
     """Rows whose solution has fewer or more steps (non-empty lines) are passed over."""
+    passes: Annotated[int, Field(ge=1)] | None = None
+    """The source is exhausted after this many passes; None: never."""
 
     @classmethod
     def of(cls, settings: SourceSettings) -> "RowOptions":
-        kinds = {"answer_format": str, "min_solution_steps": int, "max_solution_steps": int}
-        given = {name: value for name, value in settings.options.items() if name != "passes"}
-        for name, value in given.items():
-            if name not in kinds or not isinstance(value, kinds[name]) or isinstance(value, bool):
-                raise BadConfiguration(
-                    f"source.{settings.domain}.options.{name} = {value!r}: "
-                    f"expected {kinds[name].__name__}"
-                    if name in kinds
-                    else f"source.{settings.domain}.options.{name}: expected one of {', '.join(kinds)}"
-                )
-        options = cls(**given)  # pyright: ignore[reportArgumentType]
-        if options.answer_format not in ("plain", "gsm8k"):
+        try:
+            return cls.model_validate(settings.options)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
             raise BadConfiguration(
-                f"source.{settings.domain}.options.answer_format = {options.answer_format!r}: "
-                "expected plain or gsm8k"
-            )
-        return options
+                f"source.{settings.domain}.options.{where}: {first['msg']} (got {first['input']!r:.80})"
+            ) from error
 
     def takes(self, steps: int | None) -> bool:
         if self.max_solution_steps is None and self.min_solution_steps == 0:
@@ -89,8 +84,9 @@ def load(path: Path, settings: SourceSettings, *, max_rows: int | None) -> ItemS
         raise BadConfiguration(
             f"source.{settings.domain}: {path}: no usable row ({len(skipped)} bad ones left out)"
         )
+    # The digest is of the file, so filters change which rows are drawn but not what a key means.
     version = hashlib.sha256(data).hexdigest()[:12]
-    return ItemSet(path.stem, version, tuple(items), tuple(skipped))
+    return ItemSet(options.dataset or path.stem, version, tuple(items), tuple(skipped))
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -34,7 +34,6 @@ from broker.topology import (
     H_REASON,
     H_REQUEST_SEQ,
     H_SCORE,
-    H_WINDOW,
     Log,
 )
 from workers.dispatcher.evaluation import Evaluations
@@ -178,12 +177,14 @@ class State:
             self.cohort.touched = True
         if H_COHORT_END in headers and self.cohort.touched:
             self.cohort.decided = True
+        admitted = headers[H_OUTCOME] == "admitted"
+        if admitted:
+            self._heard_signal()
         group = self.groups.find(headers[H_GROUP])
         if group is None or not self._counts(group, Log.ANNOTATED, stored.sequence):
             return
-        if headers[H_OUTCOME] == "admitted" and H_WINDOW in headers:
+        if admitted:
             self.groups.windowed(group.group_id)
-            self._heard_signal()
             return
         reason = headers.get(H_REASON, "")
         failed = headers[H_OUTCOME] == "failed"

@@ -37,6 +37,7 @@ from workers.dispatcher.settings import (
     SamplingSettings,
     SourceSettings,
 )
+from workers.dispatcher.sources import Source
 from workers.dispatcher.state import State
 from workers.dispatcher.training import Training
 from workers.dispatcher.waits import CurrentWait
@@ -83,6 +84,8 @@ async def run(
             refuse_other_configuration(before, config_json)
             renderer = Renderer(tokenizer_dir, prompt)
             loaded = await asyncio.to_thread(sources_module.load, sources, renderer, seed=run.seed)
+            for source in loaded:
+                _log_skipped(source)
             builder = RequestBuilder(
                 run,
                 loaded,
@@ -119,6 +122,15 @@ async def run(
             await followers.close()
 
     await _beside(live(), _beat(health))
+
+
+def _log_skipped(source: Source) -> None:
+    for items in (source.train, source.held_out):
+        if items.skipped:
+            log.warning(
+                "rows left out", domain=source.domain, dataset=items.dataset,
+                rows=len(items.skipped), first=items.skipped[0],
+            )  # fmt: skip
 
 
 async def _beat(health: Health) -> None:

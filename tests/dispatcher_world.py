@@ -6,7 +6,7 @@ window at once. It goes on while dispatchers come and go.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +98,40 @@ class Start:
         )
 
 
+class Died(Exception):
+    """The process is gone."""
+
+
+class MortalBus(MemoryBus):
+    """A dispatcher's bus that dies with its n-th publication, just before or just after it is stored."""
+
+    def __init__(self, server: MemoryServer, run: str, *, dies_at: int, stored: bool) -> None:
+        super().__init__(server, run)
+        self._left = dies_at
+        self._stored = stored
+
+    async def publish(
+        self, event: Event, *, expect_subject: int | None = None, expect_log: int | None = None
+    ) -> int:
+        self._live_on(stored=False)
+        sequence = await super().publish(
+            event, expect_subject=expect_subject, expect_log=expect_log
+        )
+        self._live_on(stored=True)
+        return sequence
+
+    async def publish_batch(self, events: Sequence[Event], *, expect_log: int | None = None) -> int:
+        self._live_on(stored=False)
+        sequence = await super().publish_batch(events, expect_log=expect_log)
+        self._live_on(stored=True)
+        return sequence
+
+    def _live_on(self, *, stored: bool) -> None:
+        self._left -= stored
+        if self._left <= (0 if stored else 1) and stored == self._stored:
+            raise Died
+
+
 Script = Callable[[GroupRequested], str]
 """What becomes of a request: admit, fail, stale, silence, or the reason of a drop."""
 
@@ -116,6 +150,8 @@ class World:
     window: list[GroupRequested] = field(default_factory=list)
     cohort: list[GroupRequested] = field(default_factory=list)
     stale: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    """Groups that were asked for."""
     decided: set[str] = field(default_factory=set)
     listed: set[str] | None = None
     """While draining: open groups that were not seen yet."""
@@ -153,6 +189,7 @@ class World:
             self.drain_over_at = asyncio.get_running_loop().time() + self.run.drain_wait_s
 
     async def _answer(self, request: GroupRequested) -> None:
+        self.seen.add(request.group.group_id)
         if request.group.purpose != "train":
             await self._measure(request)
         elif request.cohort is None:

@@ -2,15 +2,29 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration, Replaced
-from broker.messages import EvaluationFinished, Incident, RunDraining, RunStarted
+from broker.memory_state import MemoryServer
+from broker.messages import (
+    EvaluationFinished,
+    GroupRequested,
+    Incident,
+    RunDraining,
+    RunEnded,
+    RunStarted,
+)
 from broker.topology import Log
 from tests.builders import a_request
 from tests.dispatcher_world import (
+    Died,
+    MortalBus,
     Start,
     a_run,
     a_tokenizer_folder,
@@ -324,43 +338,127 @@ async def test_a_resumed_run_retries_what_the_end_cut_off_and_goes_on_with_new_d
     assert (await the_end(world.bus)).status == "finished"
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-async def test_a_dispatcher_killed_again_and_again_skips_no_draw_and_asks_for_none_twice(
-    tokenizer: Path, deterministic: bool
+def some_fail(request: GroupRequested) -> str:
+    if request.attempt == 0 and request.draw % 7 == 3:
+        return "fail"
+    return "filtered:x" if request.draw % 5 == 0 else "admit"
+
+
+async def run_with_deaths(start: Start, deaths: Sequence[tuple[int, bool]]) -> list[GroupRequested]:
+    """A run whose dispatcher dies with these publications; its train requests."""
+    server = MemoryServer()
+    world = a_world(start.run, server, script=some_fail)
+    await world.begin()
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        for dies_at, stored in deaths:
+            with suppress(Died):
+                await start.dispatch(MortalBus(server, "r", dies_at=dies_at, stored=stored))
+        await start.dispatch(world.bus)
+    assert (await the_end(world.bus)).status == "finished"
+    ledger = await read_all(world.bus, Log.LEDGER)
+    evaluated = [(e.version, e.benchmark) for e in ledger if isinstance(e, EvaluationFinished)]
+    assert len(set(evaluated)) == len(evaluated)
+    assert [e.missing for e in ledger if isinstance(e, EvaluationFinished)] == [()] * len(evaluated)
+    return await train_requests(world.bus)
+
+
+DEATHS = st.lists(st.tuples(st.integers(1, 15), st.booleans()), min_size=1, max_size=6)
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(deaths=DEATHS)
+def test_a_dispatcher_killed_at_any_publication_skips_no_draw_and_asks_for_none_twice(
+    tokenizer: Path, deaths: list[tuple[int, bool]]
 ):
-    changes = {"deterministic": True, "max_staleness": 0, "pace": 0} if deterministic else {}
-    run = a_run(steps=12, groups_per_step=3, **changes)
+    start = Start(tokenizer, a_run(steps=6, groups_per_step=3), two_sources(eval_items=3))
 
-    def script(request) -> str:
-        if request.attempt == 0 and request.draw % 7 == 3:
-            return "fail"
-        return "filtered:x" if request.draw % 5 == 0 else "admit"
-
-    async def play(kill_after_s: list[float]) -> list:
-        world = a_world(run, script=script)
-        await world.begin()
-        async with playing(world), asyncio.timeout(LIMIT_S):
-            for delay_s in kill_after_s:
-                task = asyncio.create_task(
-                    Start(tokenizer, run, two_sources(eval_items=3)).dispatch(world.bus)
-                )
-                await asyncio.wait({task}, timeout=delay_s)
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait({task})
-            await Start(tokenizer, run, two_sources(eval_items=3)).dispatch(world.bus)
-        assert (await the_end(world.bus)).status == "finished"
-        return await train_requests(world.bus)
-
-    requests = await play([0.13, 0.21, 0.02, 0.3, 0.17, 0.25])
+    requests = asyncio.run(run_with_deaths(start, deaths))
 
     ids = [r.group.group_id for r in requests]
-    assert len(ids) == len(set(ids))
-    assert [r.draw for r in requests if r.attempt == 0] == list(
-        range(1, max(r.draw for r in requests) + 1)
-    )
-    if deterministic:
-        undisturbed = await play([])
-        assert [(r.group, r.sample, r.cohort) for r in requests] == [
-            (r.group, r.sample, r.cohort) for r in undisturbed
-        ]
+    assert len(set(ids)) == len(ids)
+    assert [r.group.request_seq for r in requests] == sorted(r.group.request_seq for r in requests)
+    draws = [r.draw for r in requests if r.attempt == 0]
+    assert draws == list(range(1, len(draws) + 1))
+    assert {r.draw for r in requests if r.attempt == 1} <= {d for d in draws if d % 7 == 3}
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(deaths=DEATHS)
+def test_in_deterministic_mode_a_killed_dispatcher_asks_for_exactly_the_same(
+    tokenizer: Path, deaths: list[tuple[int, bool]]
+):
+    run = a_run(steps=5, groups_per_step=3, deterministic=True, max_staleness=0, pace=0)
+    start = Start(tokenizer, run, two_sources(eval_items=3), evaluation=EvaluationSettings(every=2))
+
+    killed = asyncio.run(run_with_deaths(start, deaths))
+    undisturbed = asyncio.run(run_with_deaths(start, []))
+
+    def said(request: GroupRequested) -> tuple[object, ...]:
+        mixture = request.mixture and request.mixture.model_dump()
+        return request.group, request.sample, request.cohort, request.cohort_size, mixture
+
+    assert [said(r) for r in killed] == [said(r) for r in undisturbed]
+
+
+async def test_a_full_log_of_requests_does_not_delay_the_end_of_a_run(tokenizer: Path):
+    run = a_run(steps=500, groups_per_step=50, drain_wait_s=0.3)
+    start = Start(tokenizer, run, two_sources())
+    world = a_world(run, MemoryServer(log_bytes=20_000), script=lambda r: "silence")
+    await world.begin()
+
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        task = asyncio.create_task(start.dispatch(world.bus))
+        await until(lambda: len(world.seen) > 5)
+        await asyncio.sleep(0.3)
+        stuck = len(world.seen)
+        await ask_to_stop(world.bus)
+        await task
+
+    assert stuck < 150
+    requests = await train_requests(world.bus)
+    assert [r.group.request_seq for r in requests] == list(range(1, len(requests) + 1))
+    assert (await the_end(world.bus)).status == "stopped"
+    assert (await the_end(world.bus)).last_sequences["REQUESTS"] == len(requests)
+
+
+async def test_a_dispatcher_told_to_stop_leaves_at_once_and_ends_nothing(tokenizer: Path):
+    start = Start(tokenizer, a_run(steps=500), two_sources())
+    world = a_world(start.run, script=lambda r: "silence")
+    await world.begin()
+
+    async with playing(world):
+        task = asyncio.create_task(start.dispatch(world.bus))
+        await until(lambda: len(world.seen) > 5)
+        start.stop.set()
+        await asyncio.wait_for(task, 5.0)
+
+    assert not any(isinstance(e, RunEnded) for e in await read_all(world.bus, Log.LEDGER))
+
+
+async def test_what_is_waited_for_is_named(tokenizer: Path):
+    start = Start(tokenizer, a_run(), two_sources())
+    world = a_world(start.run)
+
+    task = asyncio.create_task(start.dispatch(world.bus))
+    await until(lambda: "learner" in str(start.health.status()["waits"]))
+    await world.bus.publish(world._weights())
+    await until(lambda: "policy" in str(start.health.status()["waits"]))
+    start.stop.set()
+    await asyncio.wait_for(task, 5.0)
+
+
+async def test_data_that_changed_under_a_run_is_refused(tokenizer: Path):
+    run = a_run(steps=2)
+    world = a_world(run)
+    await world.begin()
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        await Start(tokenizer, run, two_sources()).dispatch(world.bus)
+
+    changed = Start(tokenizer, run, two_sources(options={"items": 200, "seed": 9}))
+
+    with pytest.raises(BadConfiguration, match=r"source\.addition: the run has drawn from"):
+        await changed.dispatch(world.bus, resume=True)

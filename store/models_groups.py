@@ -88,6 +88,7 @@ verdict = Table(
     txt("verifier"), txt("verifier_version"), txt("status"), real("score", null=True),
     txt("extracted", null=True), txt("answer_key", null=True), integer("answer_class", null=True),
     json("components"), txt("detail"), real("latency_ms", null=True), when("verified_at"), cleaned(),
+    Index("ix_verdict_revised", "run_id", "event_id", postgresql_where=text("event_id > 0")),
     check("verdict", "status", one_of(
         "status", "ok", "no_answer", "timeout", "verifier_error", "ungradable")),
     check("verdict", "score",
@@ -99,11 +100,15 @@ group_decision = Table(
     "group_decision", metadata,
     txt("run_id", key=True), txt("group_id", key=True), flag("shadow", key=True),
     txt("policy", key=True), txt("policy_version"), txt("outcome"), txt("reason"),
-    integer("window_no", null=True), big("verified_seq"), big("cut", null=True), when("decided_at"),
-    cleaned(),
+    integer("window_no", null=True), big("verified_seq"), big("cut", null=True), big("event_id"),
+    when("decided_at"), cleaned(),
+    Index("ix_group_decision_shadow", "run_id", "event_id", postgresql_where=text("event_id > 0")),
     check("group_decision", "outcome", one_of("outcome", "admitted", "dropped", "failed")),
 )  # fmt: skip
-"""What a policy decided about a group as a whole; about each answer: annotation."""
+"""What a policy decided about a group as a whole; about each answer: annotation.
+
+event_id: LEDGER sequence of a shadow decision; 0 for the live one.
+"""
 
 annotation = Table(
     "annotation", metadata,

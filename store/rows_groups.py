@@ -104,11 +104,11 @@ def annotated(run_id: str, sequence: int, event: GroupAnnotated) -> list[Row]:
             "drop_reason": event.reason,
             "terminal_at": moment(event.at_us),
         }
-    return [Row("prompt_group", group), *_decision(run_id, event, shadow=False)]
+    return [Row("prompt_group", group), *_decision(run_id, event, event_id=0)]
 
 
 def shadow(run_id: str, sequence: int, event: ShadowDecided) -> list[Row]:
-    return _decision(run_id, event, shadow=True)
+    return _decision(run_id, event, event_id=sequence)
 
 
 def verdict(run_id: str, group_id: str, event_id: int, at_us: int, found: Verdict) -> Row:
@@ -201,11 +201,11 @@ def _finite_mean(values_T: np.ndarray) -> tuple[int, float | None]:
     return len(values_T), total / len(values_T) if len(values_T) else None
 
 
-def _decision(run_id: str, event: GroupAnnotated | ShadowDecided, *, shadow: bool) -> list[Row]:
+def _decision(run_id: str, event: GroupAnnotated | ShadowDecided, *, event_id: int) -> list[Row]:
     who = {
         "run_id": run_id,
         "group_id": event.group.group_id,
-        "shadow": shadow,
+        "shadow": event_id > 0,
         "policy": event.policy,
         "policy_version": event.policy_version,
         "window_no": event.window,
@@ -215,6 +215,7 @@ def _decision(run_id: str, event: GroupAnnotated | ShadowDecided, *, shadow: boo
         "reason": event.reason,
         "verified_seq": event.verified_seq,
         "cut": event.cut if isinstance(event, GroupAnnotated) else None,
+        "event_id": event_id,
         "decided_at": moment(event.at_us),
     }
     answers = (Row("annotation", who | _annotation(found)) for found in event.annotations)

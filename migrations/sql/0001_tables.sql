@@ -195,6 +195,7 @@ CREATE TABLE verdict (
         score BETWEEN 0 AND 1 AND (status IN ('ok', 'no_answer')) OR score IS NULL
     )
 );
+CREATE INDEX ix_verdict_revised ON verdict (run_id, event_id) WHERE event_id > 0;
 
 -- What a policy decided about a group as a whole; about each answer: annotation.
 CREATE TABLE group_decision (
@@ -208,11 +209,13 @@ CREATE TABLE group_decision (
     window_no integer,
     verified_seq bigint NOT NULL,
     cut bigint,
+    event_id bigint NOT NULL,
     decided_at timestamptz NOT NULL,
     cleaned boolean NOT NULL DEFAULT false,
     PRIMARY KEY (run_id, group_id, shadow, policy),
     CONSTRAINT ck_group_decision_outcome CHECK (outcome IN ('admitted', 'dropped', 'failed'))
 );
+CREATE INDEX ix_group_decision_shadow ON group_decision (run_id, event_id) WHERE event_id > 0;
 
 CREATE TABLE annotation (
     run_id text NOT NULL,

@@ -13,7 +13,7 @@ from workers.verifiers.mathtext import compare, extract, keys, symbolic
 from workers.verifiers.mathtext.extract import Fallback
 from workers.verifiers.mathtext.normal import clean
 from workers.verifiers.mathtext.rational import Undefined, exact
-from workers.verifiers.mathtext.tree import TooLarge, Unreadable
+from workers.verifiers.mathtext.tree import MAX_CHARS, TooLarge, Unreadable
 from workers.verifiers.mathtext.values import Quantity, Value, Written, read
 from workers.verifiers.protocol import (
     Canary,
@@ -58,12 +58,16 @@ class Math(Verifier):
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         found = extract.find(response, self.fallback, self.think)
+        if target is not None and not _PLAIN.fullmatch(target):
+            gold(target)
         if found.text is None:
             return no_answer(found.how)
         text = found.text.strip()
         if target is not None and _PLAIN.fullmatch(text) and _PLAIN.fullmatch(target):
             number = int(text)
             return judged(number == int(target), text, str(number), found.how)
+        if len(text) > MAX_CHARS:
+            return judged(False, text, None, f"{len(text)} characters; the limit is {MAX_CHARS}")
         if found.how == "whole" and _is_prose(text):
             return no_answer("no answer in the agreed form")
         answer, problem = _read(text)

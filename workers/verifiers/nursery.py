@@ -43,11 +43,21 @@ class Grader:
 
     def cpu_s(self) -> float:
         """Processor time used so far; 0 when the process is gone."""
+        fields = self._stat()
+        ticks = int(fields[11]) + int(fields[12]) if fields else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def wants_processor(self) -> bool:
+        """Whether it is computing, or would be if the machine were less busy."""
+        fields = self._stat()
+        return bool(fields) and fields[0] == "R"
+
+    def _stat(self) -> list[str]:
+        """Fields of /proc/PID/stat from the state on (see proc(5)); empty when the process is gone."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return []
 
 
 class Nursery:
@@ -58,6 +68,11 @@ class Nursery:
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the nursery process; 0 when there is none."""
+        return self._process.pid if self._process else 0
 
     async def spawn(self) -> Grader:
         """A fresh grader. A nursery that has died is replaced once; GraderBroken when that fails too."""

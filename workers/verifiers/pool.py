@@ -5,24 +5,25 @@ long, or kills the process, leaves the lane with the rest of its group, so that 
 other lane each answer is judged alone, in a fresh process, up to the full limit. Only there is fault decided:
 
 - the answer's (0, with a reason): the process reached its memory limit or crashed, or the deadline passed
-  while it was computing;
-- the machine's (no reward): the process was killed from outside or hardly got a processor, twice.
+  while it was computing. A process that is kept from computing by a busy machine gets more time, up to
+  STRETCH times the deadline;
+- the machine's or the verifier's (no reward): the process was killed from outside, waited for something, or
+  hardly got a processor, twice.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from broker.messages import Json
 from workers.verifiers import wire
-from workers.verifiers.classes import Answer, Classes, by_key
-from workers.verifiers.grader import OUT_OF_MEMORY
+from workers.verifiers.calls import Call, Graded, death, not_the_answer, take
+from workers.verifiers.classes import Answer, by_key
 from workers.verifiers.nursery import Grader, Nursery
-from workers.verifiers.protocol import Finding, judged, ungradable, verifier_error
+from workers.verifiers.protocol import Finding, judged, verifier_error
 
 BUILD_S = 60.0
 """Limit for importing and building a verifier of the user's own."""
@@ -31,6 +32,8 @@ CROWDED_PATIENCE_S = 0.1
 """How long one answer may take in the quick lane; the second while others wait for it."""
 BUSY_SHARE = 0.5
 """Of the deadline, spent computing: then the answer was slow. Less: the machine was."""
+STRETCH = 20
+SLICE_S = 0.1
 TRIES = 2
 CALLS_PER_GRADER = 2_000
 """Replaced then, so that a leak stays small."""
@@ -39,32 +42,14 @@ CALLS_PER_GRADER = 2_000
 class Hung(Exception):
     """No word from a grader within its limit."""
 
+    def __init__(self, used_s: float = 0.0) -> None:
+        super().__init__(used_s)
+        self.used_s = used_s
+        """Processor time it used meanwhile."""
+
 
 class Died(Exception):
     """The grader process is gone."""
-
-
-@dataclass
-class Graded:
-    """What was found about a group's answers, by index."""
-
-    verifier: str = ""
-    version: str = ""
-    findings: dict[int, Finding] = field(default_factory=dict)
-    latency_ms: dict[int, float] = field(default_factory=dict)
-    classes: Classes = field(default_factory=lambda: Classes({}, ()))
-    broken: str = ""
-    """Why the verifier could not be built; nothing was judged then."""
-
-
-@dataclass
-class _Call:
-    """One conversation with a grader, and how far it got."""
-
-    frame: wire.Frame
-    graded: Graded
-    stage: str = "build"
-    done: bool = False
 
 
 class Pool:
@@ -98,6 +83,9 @@ class Pool:
         """Ids of the idle graders; for status and tests."""
         return [grader.pid for grader in self._idle]
 
+    def nursery_pid(self) -> int:
+        return self._nursery.pid
+
     async def grade(
         self,
         spec: Mapping[str, object],
@@ -114,7 +102,7 @@ class Pool:
             "seconds": self._deadline_s / 2,
         }
         todo = sorted(answers.items())
-        call = _Call(base | {"answers": todo}, graded)
+        call = Call(base | {"answers": todo}, graded)
         await self._quickly(call)
         if graded.broken:
             return graded
@@ -125,7 +113,7 @@ class Pool:
 
     # --- lanes ------------------------------------------------------------------------------------
 
-    async def _quickly(self, call: _Call) -> None:
+    async def _quickly(self, call: Call) -> None:
         """Run a call in the quick lane as far as it gets."""
         self._waiting += 1
         try:
@@ -137,7 +125,7 @@ class Pool:
         finally:
             self._quick.release()
 
-    async def _with_idle(self, call: _Call) -> None:
+    async def _with_idle(self, call: Call) -> None:
         grader = self._idle.pop() if self._idle else await self._nursery.spawn()
         kept = False
         try:
@@ -158,19 +146,17 @@ class Pool:
         started = time.monotonic()
         fault = verifier_error("not judged")
         for _ in range(TRIES):
-            call = _Call(base | {"answers": [(index, text)]}, graded)
+            call = Call(base | {"answers": [(index, text)]}, graded)
             async with self._fresh() as grader:
-                cpu_before = grader.cpu_s()
                 try:
                     await self._converse(grader, call, quick=False)
                     return
-                except Hung:
-                    used = grader.cpu_s() - cpu_before
-                    busy = used >= BUSY_SHARE * self._deadline_s
-                    fault = self._late(call.stage, used) if not busy else self._slow(call.stage)
+                except Hung as late:
+                    busy = self._was_busy(late.used_s)
+                    fault = (self._slow if busy else self._late)(call.stage, late.used_s)
                 except Died:
                     busy = False
-                    fault = _death(await self._nursery.end(grader), call.stage, self._memory_bytes)
+                    fault = death(await self._nursery.end(grader), call.stage, self._memory_bytes)
             if busy or fault.status == "ok":
                 break
         graded.findings[index] = fault
@@ -195,92 +181,57 @@ class Pool:
         graded.classes = by_key(answers, resolved=False)
         if graded.classes.unresolved:
             keyed = [(answer.index, answer.extracted, answer.key) for answer in answers]
-            await self._quickly(_Call(base | {"classify": keyed}, graded))
+            await self._quickly(Call(base | {"classify": keyed}, graded))
 
     # --- conversation -----------------------------------------------------------------------------
 
-    async def _converse(self, grader: Grader, call: _Call, *, quick: bool) -> None:
+    async def _converse(self, grader: Grader, call: Call, *, quick: bool) -> None:
         """Send a call and take in what comes back, until done. Raises Hung or Died."""
         try:
             grader.writer.write(wire.pack(call.frame))
             await asyncio.wait_for(grader.writer.drain(), self._deadline_s)
             while not call.done:
                 limit = BUILD_S if call.stage == "build" else self._deadline_s
-                _take(await self._word(grader, limit, quick and call.stage != "build"), call)
+                take(await self._word(grader, limit, quick and call.stage != "build"), call)
         except TimeoutError as error:
             raise Hung from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Died from error
 
     async def _word(self, grader: Grader, limit_s: float, quick: bool) -> wire.Frame:
-        """The next frame; in the quick lane patience ends early, and earlier while others wait."""
+        """The next frame. Raises Hung, and what reading raises when the grader is gone."""
         reading = asyncio.create_task(wire.receive(grader.reader))
-        started = time.monotonic()
+        started, cpu_before = time.monotonic(), grader.cpu_s()
         try:
             while not reading.done():
-                waited = time.monotonic() - started
-                patience = CROWDED_PATIENCE_S if self._waiting else PATIENCE_S
-                if waited > limit_s or (quick and waited > patience):
-                    raise Hung
-                await asyncio.wait({reading}, timeout=CROWDED_PATIENCE_S if quick else limit_s)
+                waited, used = time.monotonic() - started, grader.cpu_s() - cpu_before
+                if self._expired(grader, waited, used, limit_s, quick):
+                    raise Hung(used)
+                await asyncio.wait({reading}, timeout=SLICE_S)
             return reading.result()
         finally:
             reading.cancel()
 
-    def _slow(self, stage: str) -> Finding:
-        reason = f"exceeded {self._deadline_s:g} s"
+    def _expired(
+        self, grader: Grader, waited_s: float, used_s: float, limit_s: float, quick: bool
+    ) -> bool:
+        """In the quick lane patience ends early, and earlier while others wait; alone see above."""
+        if quick:
+            return waited_s > min(limit_s, CROWDED_PATIENCE_S if self._waiting else PATIENCE_S)
+        if waited_s < limit_s:
+            return False
+        starved = grader.wants_processor() and not self._was_busy(used_s)
+        return not starved or waited_s >= STRETCH * limit_s
+
+    def _was_busy(self, used_s: float) -> bool:
+        return used_s >= BUSY_SHARE * self._deadline_s
+
+    def _slow(self, stage: str, used_s: float) -> Finding:
+        reason = f"exceeded {self._deadline_s:g} s ({used_s:.2f} s of processor time)"
         if stage == "answers":
             return judged(False, None, None, reason)
-        return _not_the_answer(stage, reason)
+        return not_the_answer(stage, reason)
 
     def _late(self, stage: str, used_s: float) -> Finding:
         detail = f"{stage}: {used_s:.2f} s of processor time within {self._deadline_s:g} s"
         return Finding("timeout", None, detail=detail)
-
-
-def _take(frame: wire.Frame, call: _Call) -> None:
-    """Fold one frame into what is known."""
-    graded = call.graded
-    match frame["at"]:
-        case "ready":
-            graded.verifier = cast(str, frame["verifier"])
-            graded.version = cast(str, frame["version"])
-            call.stage = "target"
-        case "gold":
-            call.stage = "answers"
-        case "found":
-            found = cast("Sequence[tuple[int, dict[str, object], float]]", frame["findings"])
-            for index, fields, latency_ms in found:
-                graded.findings[index] = Finding(**fields)  # type: ignore[arg-type]
-                graded.latency_ms[index] = latency_ms
-        case "done":
-            if call.frame.get("classify"):
-                of = cast("dict[int, int]", frame["classes"])
-                graded.classes = Classes(of, tuple(cast("list[int]", frame["unresolved"])))
-            call.done = True
-        case _:
-            graded.broken = cast(str, frame["detail"])
-            call.done = True
-
-
-def _death(status: int | None, stage: str, memory_bytes: int) -> Finding:
-    """Whose fault it is that a process which judged one answer alone is gone."""
-    if status == OUT_OF_MEMORY:
-        reason = f"exceeded {memory_bytes} bytes of memory"
-    elif status is not None and -status in _CRASHES:
-        reason = f"crashed the grader (signal {-status})"
-    else:
-        return verifier_error(f"{stage}: grader ended with status {status}")
-    return (
-        judged(False, None, None, reason) if stage == "answers" else _not_the_answer(stage, reason)
-    )
-
-
-def _not_the_answer(stage: str, reason: str) -> Finding:
-    if stage == "target":
-        return ungradable(f"target {reason}")
-    return verifier_error(f"{stage}: {reason}")
-
-
-_CRASHES = frozenset({4, 6, 7, 8, 11})
-"""ILL, ABRT, BUS, FPE, SEGV: what a C library does with input that it cannot bear."""

@@ -17,7 +17,8 @@ from broker.serve import serve
 from broker.telemetry import Health, now_us, writer_id
 from broker.topology import VERIFIER, Log, kind_subjects
 from workers.verifiers import canaries
-from workers.verifiers.pool import Graded, Pool
+from workers.verifiers.calls import Graded
+from workers.verifiers.pool import Pool
 from workers.verifiers.protocol import Finding, GraderBroken
 from workers.verifiers.settings import VerifierSettings
 

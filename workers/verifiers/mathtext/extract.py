@@ -13,6 +13,11 @@ from typing import Literal, NamedTuple
 
 Fallback = Literal["hash", "final", "whole"]
 WHOLE_CHARS = 200
+BOX_CHARS = 20_000
+"""A box that has not closed by then never closes."""
+LINE_CHARS = 300
+MAX_BOXES = 50
+JOINER_CHARS = 40
 
 
 class Found(NamedTuple):
@@ -25,8 +30,12 @@ class Found(NamedTuple):
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _JOINER = re.compile(r"[\s,;$.*]*(?:\\?(?:text\{\s*)?(?:and|or)\b\s*\}?)?[\s,;$*]*", re.IGNORECASE)
 _HASH = re.compile(r"####[ \t]*([^\n]*)")
-_FINAL = re.compile(r"\banswer\b\W{0,6}(?:(?:is|are|:|=)\W{0,4}?)+(?=[^\s:*])", re.IGNORECASE)
-_FINAL_HEADING = re.compile(r"^\W*final answer\W*\n+", re.IGNORECASE | re.MULTILINE)
+_FINAL = re.compile(r"\banswer\b[\s*_\"]{0,4}(?:is|are|:|=)[\s*_:=]{0,6}", re.IGNORECASE)
+_FINAL_HEADING = re.compile(
+    r"^[ \t*#_>]{0,10}final answer[ \t*:_]{0,10}\n", re.IGNORECASE | re.MULTILINE
+)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE_ARGUMENT = re.compile(r"\\[a-zA-Z]+|-?[0-9.,]*[0-9]|\S")
 _PROSE_AFTER = re.compile(
     r"[,;]?\s+(?:because|since|which|where|when|as|so|after|from)\b.*", re.IGNORECASE | re.DOTALL
 )
@@ -66,11 +75,12 @@ def _boxed(response: str) -> Found | None:
             return Found(None, "truncated: the last box never closes")
         if end > begin_of_next and contents:
             continue  # a box within the box that was read already
-        if contents and not _JOINER.fullmatch(response, end, begin_of_next):
+        joined = begin_of_next - end <= JOINER_CHARS and len(contents) < MAX_BOXES
+        if contents and not (joined and _JOINER.fullmatch(response, end, begin_of_next)):
             break
-        contents.insert(0, content)
+        contents.append(content)
         begin_of_next = start.start()
-    distinct = list(dict.fromkeys(c.strip() for c in contents))
+    distinct = list(dict.fromkeys(c.strip() for c in reversed(contents)))
     if not any(distinct):
         return Found(None, "empty box")
     return Found(distinct[0] if len(distinct) == 1 else " , ".join(distinct), "box")
@@ -81,22 +91,13 @@ def box_content(text: str, at: int) -> tuple[str | None, int]:
     if at >= len(text):
         return None, at
     if text[at] != "{":
-        token = re.compile(r"\\[a-zA-Z]+|-?[0-9.,]*[0-9]|\S").match(text, at)
+        token = _BARE_ARGUMENT.match(text, at)
         return (token.group(), token.end()) if token else (None, at)
     depth = 0
-    position = at
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 2
-            continue
-        if char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return text[at + 1 : position], position + 1
-        position += 1
+    for brace in _BRACE.finditer(text, at, at + BOX_CHARS):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return text[at + 1 : brace.start()], brace.end()
     return None, len(text)
 
 
@@ -112,7 +113,7 @@ def _final(response: str) -> str | None:
     if not anchors:
         return None
     tail = response[max(anchor.end() for anchor in anchors) :].lstrip()
-    line = tail.split("\n", 1)[0].replace("**", "").replace("`", "")
+    line = tail.split("\n", 1)[0][:LINE_CHARS].replace("**", "").replace("`", "")
     sentence = re.split(r"[.!](?=\s|$)", line, maxsplit=1)[0]
     return _PROSE_AFTER.sub("", sentence).strip(" *_:") or None
 

@@ -48,7 +48,7 @@ def clean(text: str) -> str:
     """Text in one spelling, spaces single, without math delimiters and without a final period."""
     if not text.isascii():
         text = _ascii(text)
-    if "\\" in text or "$" in text or "~" in text:
+    if any(sign in text for sign in ("\\", "$", "~", "{,}")):
         text = _latex(text)
     text = _SPACES.sub(" ", text).strip()
     while text.endswith((".", ",", ";")) and not text.endswith("..."):
@@ -85,4 +85,5 @@ def _rename(command: re.Match[str]) -> str:
         return command.group()
     new = _RENAMED[name]
     # A command must not grow into the letters that follow it.
-    return new + " " if new[-1:].isalpha() else new
+    following = command.string[command.end() : command.end() + 1]
+    return new + " " if new[-1:].isalpha() and following.isalpha() else new

@@ -28,15 +28,15 @@ def _has_value(node: Node) -> bool:
 
 
 def _rounds(decimal: Node, other: Node) -> bool:
-    """Whether a long decimal is what `other` rounds to, or is cut to, at the decimal's last digit."""
-    value = exact(decimal)
+    """Whether a long decimal is what `other`, which never ends, is rounded or cut to."""
+    value, endless = exact(decimal), exact(other)
     if value is None or value.denominator == 1 or symbols(other):
         return False
+    if endless is not None and _places(endless.denominator) is not None:
+        return False
     places = _places(value.denominator)
-    if (
-        places is None
-        or len(str(abs(value.numerator) * 10**places // value.denominator)) < FLOAT_DIGITS
-    ):
+    digits = len(str(abs(value.numerator) * 10 ** (places or 0) // value.denominator))
+    if places is None or digits < FLOAT_DIGITS:
         return False
     with mpmath.workdps(DIGITS):
         distance = abs(numeric(other, {}) - mpmath.mpf(value.numerator) / value.denominator)

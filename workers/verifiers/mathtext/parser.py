@@ -1,64 +1,34 @@
 """Recursive descent over tokens: text to tree. The whole text is read, or it is refused."""
 
-import re
 from fractions import Fraction
 
+from workers.verifiers.mathtext.tokens import tokens
 from workers.verifiers.mathtext.tree import (
     MAX_CHARS,
-    MAX_DIGITS,
     Node,
     TooLarge,
     Unreadable,
+    depth,
     number,
     render,
 )
-from workers.verifiers.mathtext.vocabulary import FUNCTIONS, GREEK, LETTER_WRAPPERS, PARSED_WORDS
+from workers.verifiers.mathtext.vocabulary import FUNCTIONS, GREEK, LETTER_WRAPPERS
 
 MAX_DEPTH = 60
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<num>\d+(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+\.?\d*(?:[eE][+-]?\d+(?![a-zA-Z]))?|\.\d+)"
-    r"|\\(?P<command>[a-zA-Z]+|[%{}|])|(?P<word>[a-zA-Z]+)|(?P<op>\*\*|[-+*/^_!()\[\]{}|%']))"
-)
+"""Of brackets."""
+MAX_TREE_DEPTH = 120
+"""Evaluation recurses; a chain of as many operations is no answer."""
+_NO_FACTORS = ("cdot", "times", "div", "rfloor", "rceil")
 
 
 def parse(text: str) -> Node:
     """The tree of a whole text. Raises Unreadable or TooLarge."""
     if len(text) > MAX_CHARS:
         raise TooLarge(f"{len(text)} characters; the limit is {MAX_CHARS}")
-    return _Parser(_tokens(text)).whole()
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text) with kinds num, op, word (a letter, function or command name)."""
-    found: list[tuple[str, str]] = []
-    at = 0
-    text = text.rstrip()
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise Unreadable(f"cannot read {text[at : at + 20]!r}")
-        kind, value = str(token.lastgroup), token.group(str(token.lastgroup))
-        if kind == "num" and sum(c.isdigit() for c in value) > MAX_DIGITS:
-            raise TooLarge(f"a number of {len(value)} characters")
-        if kind == "word" and value not in PARSED_WORDS:
-            found += _letters(value)
-        elif kind == "command" and value in "%{}|":
-            found.append(("op", "%" if value == "%" else "\\" + value))
-        else:
-            found.append(("word" if kind == "command" else kind, value))
-        at = token.end()
-    return found
-
-
-def _letters(word: str) -> list[tuple[str, str]]:
-    """A run of letters: functions and constants are split off, the rest are single symbols."""
-    name = re.match(r"(?:arc)?(?:sin|cos|tan)|sqrt|log|ln|exp|pi", word)
-    if name and len(word) - name.end() <= 1:
-        return [("word", name.group()), *(("word", c) for c in word[name.end() :])]
-    if len(word) > 3:
-        raise Unreadable(f"word {word!r}")
-    return [("word", letter) for letter in word]
+    tree = _Parser(tokens(text)).whole()
+    if depth(tree) > MAX_TREE_DEPTH:
+        raise TooLarge(f"an expression of more than {MAX_TREE_DEPTH} levels")
+    return tree
 
 
 class _Parser:
@@ -154,7 +124,7 @@ class _Parser:
         kind, value = self._peek()
         if kind == "op":
             return value in ("(", "[", "{") or (value == "|" and not self._bars)
-        return kind == "num" or (kind == "word" and value not in ("cdot", "times", "div"))
+        return kind == "num" or (kind == "word" and value not in _NO_FACTORS)
 
     def _signed(self) -> Node:
         negative = False

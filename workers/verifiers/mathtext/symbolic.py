@@ -9,8 +9,7 @@ import re
 from types import ModuleType
 
 _HUGE = re.compile(r"\d{9,}|!|\\binom|\\prod")
-_BOUND = re.compile(r"\\(?:sum|prod|int)\b[^=]*")
-_POWER = re.compile(r"\^\s*\{?\s*(?:\d{4,}|[^{}]*\^)")
+_POWER = re.compile(r"\^\s*(?:\{?\s*\d{4,}|\{[^{}]*\^|\w\s*\^)")
 MAX_CHARS = 400
 MAX_BRACES = 20
 

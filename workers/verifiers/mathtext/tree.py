@@ -35,6 +35,16 @@ def number(text: str) -> Node:
     return ("num", value * Fraction(10) ** int(exponent or 0))
 
 
+def depth(node: Node) -> int:
+    """Levels of a tree; without recursion, since it guards those that recurse."""
+    deepest, open_nodes = 0, [(node, 1)]
+    while open_nodes:
+        at, level = open_nodes.pop()
+        deepest = max(deepest, level)
+        open_nodes += [(part, level + 1) for part in at[1:] if isinstance(part, tuple)]
+    return deepest
+
+
 def symbols(node: Node) -> frozenset[str]:
     """The free symbols of a tree."""
     if node[0] == "sym":

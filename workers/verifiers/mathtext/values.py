@@ -72,6 +72,7 @@ _BASE = re.compile(r"(\d[0-9A-Za-z]*)_(?:\{?(\d+)\}?|\{?\\text\{(\w+)\}\}?)")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
 _CURRENCY = re.compile(r"(-?) ?\\(usd|eur|gbp) ?(.+)")
 MAX_WORDS = 5
+MAX_DEPTH = 20
 
 
 @lru_cache(maxsize=4096)
@@ -90,7 +91,7 @@ def _read(text: str, depth: int) -> Value:
         return Quantity(parse(text))
     if not text:
         raise Unreadable("empty")
-    if depth > 20:
+    if depth > MAX_DEPTH:
         raise TooLarge("nested too deep")
     if _ELLIPSIS.search(text):
         raise Unreadable("ellipsis")
@@ -186,7 +187,8 @@ def _bracketed(text: str, depth: int) -> Value | None:
     if opening == r"\{":
         return Items("set", tuple(_read(part, depth + 1) for part in parts))
     if len(parts) == 1 and opening == "(" and closing == ")":
-        return _read(inside.strip(), depth + 1)
+        # Brackets around all of it mean nothing; very many are left to the parser and its limit.
+        return _read(inside.strip(), depth + 1) if depth < MAX_DEPTH - 5 else None
     if len(parts) == 1 and r"\pm" not in inside:
         return None
     items = tuple(_read(part, depth + 1) for part in parts)

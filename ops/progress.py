@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
+from broker.bus import LogState
+from broker.topology import Log
 from ops.view import RunView
 
 PLAIN_EVERY_S = 5.0
@@ -55,9 +57,28 @@ def waited_for(pulse: Pulse) -> str:
 def warmup(pulse: Pulse) -> str:
     """How far the warm-up is, from the learner's own words."""
     for status in pulse.statuses:
-        if "warmup" in status:
-            return f"warm-up {status['warmup']}"
+        if "warmup_step" in status:
+            loss = status.get("warmup_loss", "-")
+            return f"warm-up step {status['warmup_step']}/{status['warmup_steps']}, loss {loss}"
     return "starting"
+
+
+def queue_depths(
+    states: Mapping[Log, LogState], statuses: Iterable[Mapping[str, Any]]
+) -> dict[str, int]:
+    """Role -> messages that wait for it; for the learner, windows.
+
+    Rollout and verifier are counted by the server; policy and learner read by cursor and say
+    themselves how far they are.
+    """
+    depths = {reader: n for state in states.values() for reader, n in state.pending.items()}
+    said = {key: value for status in statuses for key, value in status.items()}
+    if Log.VERIFIED in states and "verified_position" in said:
+        depths["policy"] = max(0, states[Log.VERIFIED].last - int(said["verified_position"]))
+    if "window" in said and "step" in said:
+        # The policy fills window w: those before it are closed, and each becomes a step.
+        depths["learner"] = max(0, int(said["window"]) - 1 - int(said["step"]))
+    return depths
 
 
 def accuracies(view: RunView) -> str:
@@ -169,12 +190,16 @@ def make_display(steps: int, title: str, out: TextIO = sys.stdout) -> Display:
     return LiveDisplay(steps, title) if out.isatty() else PlainDisplay(steps, out)
 
 
+def limit(seconds: float | None) -> str:
+    return "" if seconds is None else f" of {seconds:.0f}"
+
+
 def role_lines(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
     """One line a process: what it is, where, and what it waits for."""
     lines = []
     for status in sorted(statuses, key=lambda s: (str(s.get("role")), int(s.get("pid", 0)))):
         waits = [
-            f"{wait['for']} ({wait['since_s']:.0f} s of {wait['limit_s']:.0f})"
+            f"{wait['for']} ({wait['since_s']:.0f} s{limit(wait['limit_s'])})"
             for wait in status.get("waits", ())
         ]
         head = f"{status.get('role')} pid {status.get('pid')} on {status.get('host')}"

@@ -134,11 +134,11 @@ MAY_DIFFER: dict[str, Any] = {
     "nats": True,
     "store": True,
     "telemetry": True,
-    "run": {"steps", "drain_wait_s", "no_progress_steps"},
+    "run": {"id", "steps", "drain_wait_s", "no_progress_steps"},
     "rollout": {"processes", "slots", "weights_wait_s"},
     "verifier": {"processes", "pool", "slots"},
-    "learner": {"checkpoint_every", "keep_checkpoints", "weights"},
-    "evaluation": {"every", "wait_s"},
+    "learner": {"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights"},
+    "evaluation": True,
 }
 """Keys that a resumed run may change: they decide where and how long it runs, not what is trained."""
 

@@ -1,8 +1,11 @@
 """What a person wants to know of a run, folded from its LEDGER: pure, so that any cursor may feed it."""
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from broker.bus import Bus, Stored
+from broker.errors import Poison, TooLong
 from broker.messages import (
     CheckpointWritten,
     EvaluationFinished,
@@ -15,6 +18,7 @@ from broker.messages import (
     StepCommitted,
     StepPlanned,
 )
+from broker.topology import Log
 
 RECENT_STEPS = 20
 """Rates and means shown live are over this many steps."""
@@ -55,6 +59,11 @@ class RunView:
     ended_sequence: int = 0
     passed: dict[tuple[str, str], int] = field(default_factory=dict)
     """(reader, log) -> sequence that the reader has made durable."""
+
+    def apply_stored(self, stored: Stored) -> None:
+        """What cannot be read is passed over: whoever needs it says so."""
+        with suppress(Poison):
+            self.apply(stored.event(), stored.sequence)
 
     def apply(self, event: Event, sequence: int) -> None:
         match event:
@@ -143,3 +152,21 @@ class RunView:
             for log, last in wanted.items()
             if log != "DEAD" and self.passed.get(("recorder", log), 0) < last
         }
+
+
+async def read_view(bus: Bus, wait_s: float) -> RunView:
+    """The ledger from its first message to the one that is last now; TooLong when it does not come."""
+    view, end = RunView(), (await bus.state(Log.LEDGER)).last
+    cursor = await bus.cursor(Log.LEDGER, 0)
+    try:
+        while cursor.position < end:
+            batch = await cursor.read(500, wait_s)
+            if not batch:
+                raise TooLong(
+                    f"LEDGER: nothing after {cursor.position} of {end} within {wait_s:.0f} s"
+                )
+            for stored in batch:
+                view.apply_stored(stored)
+    finally:
+        await cursor.close()
+    return view

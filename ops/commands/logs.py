@@ -1,0 +1,161 @@
+"""`sluice runs`, `sluice status` and `sluice stop`: what is there, what it waits for, end it."""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ops.commands.common import add, add_run, add_runs, bus_of, find, runs_folder, wait_for
+
+if TYPE_CHECKING:
+    from broker.bus import Bus
+    from ops.paths import RunPaths
+    from ops.progress import Pulse
+    from ops.view import RunView
+
+ASK_WAIT_S = 1.0
+READ_WAIT_S = 10.0
+POLL_S = 1.0
+
+
+def register(commands: Any) -> None:
+    parser = add(commands, "runs", "the runs of a folder, newest last", runs)
+    parser.add_argument("--json", action="store_true", help="an array of objects")
+    add_runs(parser)
+    parser = add(commands, "status", "where a run stands, and what each process waits for", status)
+    parser.add_argument("--json", action="store_true", help="one object")
+    add_run(parser)
+    parser = add(commands, "stop", "end a run cleanly: open groups end, the state is kept", stop)
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="how long to wait for its end (default 120)",
+    )
+    add_run(parser)
+
+
+def runs(asked: argparse.Namespace) -> int:
+    from ops.paths import RunPaths, run_ids
+
+    folder = runs_folder(asked)
+    rows = [_row(RunPaths(folder / run)) for run in run_ids(folder)]
+    if asked.json:
+        print(json.dumps(rows))
+        return 0
+    for row in rows:
+        score = "" if row["eval_last"] is None else f"  held-out {100 * row['eval_last']:.1f} %"
+        print(f"{row['run_id']}  {row['status']}  step {row['steps'] or '-'}{score}")
+    if not rows:
+        print(f"no run in {folder}", file=sys.stderr)
+    return 0
+
+
+def _row(paths: "RunPaths") -> dict[str, Any]:
+    try:
+        summary = json.loads(paths.summary.read_text())
+    except FileNotFoundError:
+        summary = {}
+    known = {key: summary.get(key) for key in ("steps", "eval_first", "eval_last", "wall_s")}
+    status = "running" if supervisor_alive(paths) else summary.get("status", "interrupted")
+    return {"run_id": paths.run_id, "status": status, **known}
+
+
+def supervisor_alive(paths: "RunPaths") -> bool:
+    """Whether a `sluice run` holds the run's lock."""
+    import os
+
+    from broker.errors import BadConfiguration
+    from ops.local import lock_run
+
+    try:
+        os.close(lock_run(paths))
+    except BadConfiguration:
+        return True
+    return False
+
+
+def status(asked: argparse.Namespace) -> int:
+    return wait_for(_status(runs_folder(asked), find(asked), as_json=asked.json))
+
+
+async def _status(folder: Path, paths: "RunPaths", *, as_json: bool) -> int:
+    from broker.telemetry import now_us
+    from ops import settings
+    from ops.progress import plain_line, role_lines
+
+    steps = settings.load(paths.config).run.steps
+    async with bus_of(folder, paths) as bus:
+        view, pulse = await look(bus)
+    if as_json:
+        print(json.dumps(_tree(view, pulse, steps), default=str))
+        return 0
+    print(plain_line(view, pulse, steps=steps, now_us=now_us()))
+    for line in role_lines(pulse.statuses):
+        print(line)
+    if not pulse.statuses:
+        print("no process of this run answers")
+    for kind, count in view.incidents.most_common():
+        print(f"incident {kind}: {count}")
+    return 0
+
+
+def _tree(view: "RunView", pulse: "Pulse", steps: int) -> dict[str, Any]:
+    return {
+        "step": view.step,
+        "steps": steps,
+        "version": view.version,
+        "ended": view.ended.status if view.ended else None,
+        "draining": view.draining,
+        "trained_groups": view.trained_groups,
+        "dropped": dict(view.dropped),
+        "incidents": dict(view.incidents),
+        "queues": dict(pulse.depths),
+        "processes": list(pulse.statuses),
+    }
+
+
+async def look(bus: "Bus") -> "tuple[RunView, Pulse]":
+    """The ledger folded to its end, and what the processes say now."""
+    from ops.local import FLOW
+    from ops.progress import Pulse, queue_depths
+    from ops.view import read_view
+
+    view = await read_view(bus, READ_WAIT_S)
+    states = {name: await bus.state(name) for name in FLOW}
+    statuses = tuple(await bus.ask_status(ASK_WAIT_S))
+    return view, Pulse(statuses, queue_depths(states, statuses))
+
+
+def stop(asked: argparse.Namespace) -> int:
+    return wait_for(_stop(runs_folder(asked), find(asked), limit_s=asked.wait))
+
+
+async def _stop(folder: Path, paths: "RunPaths", *, limit_s: float) -> int:
+    from ops.local import request_stop
+    from ops.view import read_view
+
+    async with bus_of(folder, paths) as bus:
+        view = await read_view(bus, READ_WAIT_S)
+        if view.ended is not None:
+            print(f"{paths.run_id} has ended already: {view.ended.status}")
+            return 0
+        await request_stop(bus, "sluice stop")
+        if not await bus.ask_status(ASK_WAIT_S):
+            print("no process of this run answers; it ends when it is taken up again")
+            return 0
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while asyncio.get_running_loop().time() < deadline:
+            view = await read_view(bus, READ_WAIT_S)
+            if view.ended is not None:
+                print(f"{paths.run_id} ended: {view.ended.status}, step {view.step}")
+                return 0
+            await asyncio.sleep(POLL_S)
+    print(
+        f"{paths.run_id} is still draining after {limit_s:.0f} s; see `sluice status`",
+        file=sys.stderr,
+    )
+    return 1

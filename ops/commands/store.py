@@ -1,0 +1,94 @@
+"""`sluice db` and `sluice sql`: the audit store."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ops.commands.common import add, add_runs, runs_folder, store_of, wait_for
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="postgresql://... (default: $SLUICE_STORE__URL, or the embedded server of the runs folder)",
+    )
+    add_runs(parser)
+
+
+def register(commands: Any) -> None:
+    parser = add(commands, "db", "the store's schema: upgrade it, or check it", db)
+    parser.add_argument("verb", choices=("upgrade", "check"))
+    add_store(parser)
+    parser = add(commands, "sql", "one query to the store", sql)
+    parser.add_argument("query", metavar="QUERY", help="SQL; `-` reads it from standard input")
+    parser.add_argument("--json", action="store_true", help="an array of objects")
+    add_store(parser)
+
+
+def _name_store(asked: argparse.Namespace) -> None:
+    if asked.store:
+        os.environ["SLUICE_STORE__URL"] = asked.store
+
+
+def db(asked: argparse.Namespace) -> int:
+    _name_store(asked)
+    return wait_for(_db(asked))
+
+
+async def _db(asked: argparse.Namespace) -> int:
+    from store import schema
+
+    async with store_of(runs_folder(asked)) as url:
+        if asked.verb == "upgrade":
+            schema.upgrade(url)
+        state = schema.check(url)
+        differences = schema.compare(url) if state.relation == "current" else []
+    print(state)
+    for difference in differences:
+        print(f"differs from the models: {difference}", file=sys.stderr)
+    return 0 if state.relation == "current" and not differences else 1
+
+
+def sql(asked: argparse.Namespace) -> int:
+    _name_store(asked)
+    return wait_for(_sql(asked))
+
+
+async def _sql(asked: argparse.Namespace) -> int:
+    from store.queries import sql as query
+
+    text = sys.stdin.read() if asked.query == "-" else asked.query
+    async with store_of(runs_folder(asked)) as url:
+        rows = await asyncio.to_thread(query, url, text)
+    if asked.json:
+        print(json.dumps(rows))
+    else:
+        print_table(rows)
+    return 0
+
+
+def print_table(rows: Sequence[Mapping[str, object]]) -> None:
+    """Columns as wide as their widest value, on standard output."""
+    if rows:
+        lines = [[shown(value) for value in row.values()] for row in rows]
+        names = list(rows[0])
+        widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+        for line in [names, ["-" * width for width in widths], *lines]:
+            print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+    print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
+
+
+def shown(value: object, longest: int = 100) -> str:
+    """One line, control characters made harmless to a terminal."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = (
+        "" if value is None else json.dumps(value) if isinstance(value, dict | list) else str(value)
+    )
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= longest else text[: longest - 1] + "…"

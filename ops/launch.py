@@ -1,0 +1,102 @@
+"""From a configuration file to a finished run: the folder, the supervisor, what is said at the end."""
+
+import asyncio
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from broker.errors import BadConfiguration
+from ops import roles, settings, toml
+from ops.local import Supervisor, lock_run
+from ops.paths import RunPaths, find_run
+from ops.progress import make_display
+from ops.settings import Configuration
+
+FINISHED, INCOMPLETE, INTERRUPTED = 0, 1, 130
+
+
+def new_run_id(name: str, runs: Path, now: datetime) -> str:
+    """`name-date-time`, counted on when two runs start in one second."""
+    first = f"{name}-{now:%Y%m%d-%H%M%S}"
+    tries = (first, *(f"{first}-{n}" for n in range(2, 100)))
+    return next(run for run in tries if not (runs / run).exists())
+
+
+def prepare(
+    config: Path | None, overrides: tuple[str, ...], runs: Path, *, resume: str | None
+) -> tuple[Configuration, RunPaths]:
+    """The configuration with its run's id, and where the run lives. Nothing is written yet."""
+    if resume is not None:
+        paths = find_run(runs, resume)
+        configuration = settings.load(config or paths.config, overrides)
+        return _with_id(configuration, paths.run_id), paths
+    if config is None:
+        raise BadConfiguration("expected a configuration file, or --resume RUN")
+    configuration = settings.load(config, overrides)
+    run_id = configuration.run.id or new_run_id(configuration.run.name, runs, datetime.now(UTC))
+    paths = RunPaths(runs / run_id)
+    if paths.config.exists():
+        raise BadConfiguration(
+            f"run.id {run_id}: this run exists; `sluice run --resume {run_id}` goes on with it"
+        )
+    return _with_id(configuration, run_id), paths
+
+
+def _with_id(configuration: Configuration, run_id: str) -> Configuration:
+    run = configuration.run.model_copy(update={"id": run_id})
+    return configuration.model_copy(update={"run": run})
+
+
+def launch(
+    configuration: Configuration, paths: RunPaths, overrides: tuple[str, ...], *, resume: bool
+) -> int:
+    """Run it to the end; the exit code is 0 only when it finished and the proofs hold."""
+    paths.make()
+    lock = lock_run(paths)
+    try:
+        paths.config.write_text(toml.dumps(_recorded(configuration)))
+        roles.prepare_model(configuration, paths)
+        _log_to(paths.logs / "supervisor.log")
+        return asyncio.run(_supervise(configuration, paths, resume=resume))
+    finally:
+        os.close(lock)
+
+
+def _recorded(configuration: Configuration) -> dict[str, Any]:
+    """The configuration as kept with the run; what came from the environment stays there."""
+    tree = configuration.model_dump(mode="json", exclude_none=True)
+    for assignment in settings.from_environment(os.environ):
+        table, _, key = assignment.partition("=")[0].partition(".")
+        if table in ("nats", "store"):
+            tree[table].pop(key, None)
+    return tree
+
+
+def _log_to(path: Path) -> None:
+    """The supervisor's own log lines would disturb its display."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)),
+    )
+
+
+async def _supervise(configuration: Configuration, paths: RunPaths, *, resume: bool) -> int:
+    display = make_display(configuration.run.steps, paths.run_id)
+    supervisor = Supervisor(configuration, paths, display, resume=resume)
+    try:
+        holds = await supervisor.run(sys.stdout)
+    finally:
+        await supervisor.close()
+    if supervisor.interrupts:
+        return INTERRUPTED
+    ended = supervisor.view.ended
+    return FINISHED if holds and ended is not None and ended.status == "finished" else INCOMPLETE

@@ -1,0 +1,187 @@
+"""One process of a deployment: one or several roles of one run, until the run ends or SIGTERM comes.
+
+Exit codes: 0 done or stopped, 1 a bug, 2 configuration or a service that cannot be reached,
+3 replaced by another writer of the same role.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Mapping
+from types import FrameType
+
+import structlog
+
+from broker.errors import BadConfiguration, Replaced, SluiceError
+from broker.messages import RunStarted
+from broker.telemetry import Health, configure_logging, loop_lag_seconds, serve_http
+from broker.topology import Log, kind_subjects
+from ops import roles, settings
+from ops.failures import first_of
+from ops.paths import RunPaths
+from ops.processes import limit_threads
+from ops.settings import Configuration
+
+DONE, BUG, REFUSED, REPLACED = 0, 1, 2, 3
+STOP_LIMIT_S = 9.0
+"""From the signal to the end: what has not finished by then is cut off, and redelivered elsewhere."""
+LAG_EVERY_S = 1.0
+
+log = structlog.get_logger()
+
+
+def leave(signum: int, _frame: FrameType | None) -> None:
+    """Before any work is taken, a signal just ends the process."""
+    sys.exit(DONE)
+
+
+def catch_signals_early() -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, leave)
+
+
+def main(
+    configuration: Configuration, names: tuple[str, ...], paths: RunPaths, *, resume: bool
+) -> int:
+    """Run the roles to the end; returns the exit code."""
+    catch_signals_early()
+    configure_logging(",".join(names), configuration.telemetry.level)
+    try:
+        check(configuration, names)
+        limit_threads(max(roles.threads_of(name, configuration) for name in names))
+        if set(names) & roles.NEED_MODEL:
+            roles.prepare_model(configuration, paths)
+        starts = {name: roles.load(name) for name in names}
+        asyncio.run(_work(configuration, starts, paths, resume=resume))
+    except BaseExceptionGroup as group:
+        return _explain(first_of(group))
+    except Exception as error:
+        return _explain(error)
+    log.info("worker_done")
+    return DONE
+
+
+def check(configuration: Configuration, names: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in roles.ROLES]
+    if unknown or not names:
+        raise BadConfiguration(f"role {unknown}: expected some of {', '.join(roles.ROLES)}")
+    if not configuration.run.id:
+        raise BadConfiguration("run.id: expected a name; all processes of a run share it")
+    if configuration.nats.url is None:
+        raise BadConfiguration(
+            "nats.url: expected nats://host:port; only `sluice run` starts a server of its own"
+        )
+
+
+def _explain(error: BaseException) -> int:
+    if isinstance(error, Replaced):
+        log.error("worker_replaced", reason=str(error))
+        return REPLACED
+    if isinstance(error, SluiceError):
+        log.error("worker_refused", reason=str(error))
+        return REFUSED
+    log.error("worker_failed", reason=f"{type(error).__name__}: {error}", exc_info=error)
+    return BUG
+
+
+async def _work(
+    configuration: Configuration,
+    starts: Mapping[str, roles.Start],
+    paths: RunPaths,
+    *,
+    resume: bool,
+) -> None:
+    from broker import jetstream
+
+    stop, health = asyncio.Event(), Health(",".join(starts))
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, ask_to_stop, stop)
+    server = serve_http(health, configuration.telemetry)
+    log.info("worker_starts", run=configuration.run.id, **_address(health))
+    bus = await jetstream.connect(configuration.nats, configuration.run.id, health=health)
+    try:
+        await bus.ensure_logs(configuration.nats)
+        await bus.answer_status(health.status)
+        started = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunStarted.KIND))
+        if started is not None:
+            check_same_run(started.event(), configuration)
+        post = roles.Post(configuration, paths, bus, health, stop, resume)
+        await _until_done([start(post) for start in starts.values()])
+    finally:
+        await bus.close()
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+
+
+def _address(health: Health) -> dict[str, object]:
+    return {key: value for key, value in health.status().items() if key in ("telemetry", "pid")}
+
+
+def check_same_run(started: object, configuration: Configuration) -> None:
+    """A run is trained with one configuration from its start to its end."""
+    if not isinstance(started, RunStarted) or started.config_sha256 == settings.digest(
+        configuration
+    ):
+        return
+    before = json.loads(started.config)
+    now = settings.without_secrets(configuration)
+    changed = ", ".join(sorted(differences(before, now))) or "defaults of another version"
+    raise BadConfiguration(
+        f"run {configuration.run.id} was started with another configuration; changed: {changed}. "
+        "Start a new run, or restore it"
+    )
+
+
+def differences(
+    before: Mapping[str, object], now: Mapping[str, object], path: str = ""
+) -> set[str]:
+    """Keys, dotted, whose values differ."""
+    found: set[str] = set()
+    for key in {*before, *now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= differences(old, new, f"{path}{key}.")
+        elif old != new:
+            found.add(f"{path}{key}")
+    return found
+
+
+async def _until_done(work: list[Awaitable[None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        lag = group.create_task(_measure_lag())
+        tasks = [group.create_task(_as_coroutine(one)) for one in work]
+        await asyncio.wait(tasks)
+        lag.cancel()
+
+
+async def _as_coroutine(one: Awaitable[None]) -> None:
+    await one
+
+
+def ask_to_stop(stop: asyncio.Event) -> None:
+    """Set `stop`, and see to it that the process leaves in time, whatever its threads compute."""
+    stop.set()
+    log.info("worker_stops")
+    watchdog = threading.Timer(STOP_LIMIT_S, _cut_off)
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def _cut_off() -> None:
+    # Python would wait for its threads. What they do is redone from the logs.
+    log.warning("worker_cut_off", after_s=STOP_LIMIT_S)
+    sys.stderr.flush()
+    os._exit(DONE)
+
+
+async def _measure_lag() -> None:
+    gauge = loop_lag_seconds.labels(structlog.contextvars.get_contextvars().get("role", ""))
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(LAG_EVERY_S)
+        gauge.set(max(0.0, time.monotonic() - before - LAG_EVERY_S))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from broker.bus import Bus
@@ -22,6 +23,17 @@ CHANGEABLE = (
     "nats.*", "store.*", "telemetry.*",
 )  # fmt: skip
 """Keys that may differ when a run is taken up again: none of them decides what is trained next."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What goes on record about a start."""
+
+    config_json: str
+    config_sha256: str
+    versions: dict[str, str]
+    resume: bool
+    """Whether a run that has ended is to be started again."""
 
 
 def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -72,31 +84,21 @@ async def refuse_other_data(bus: Bus, sources: Mapping[str, Source]) -> None:
 
 
 async def record_start(
-    outbox: Outbox,
-    state: State,
-    before: RunStarted | None,
-    *,
-    run: RunSettings,
-    config_json: str,
-    config_sha256: str,
-    versions: Mapping[str, str],
+    outbox: Outbox, state: State, before: RunStarted | None, start: Start, run: RunSettings
 ) -> int | None:
     """RunStarted, the first time, after an end, or with a changed configuration; its sequence."""
-    changed = before is not None and before.config_sha256 != config_sha256
-    if (
-        before is not None
-        and not state.life.is_ended
-        and not (changed and not state.life.is_draining)
-    ):
+    changed = before is not None and before.config_sha256 != start.config_sha256
+    # A run that is ending goes on ending: a new start would take its draining back.
+    if before is not None and not state.life.is_ended and (state.life.is_draining or not changed):
         return None
     started = RunStarted(
         writer_id=outbox.writer_id,
         at_us=now_us(),
         name=run.name,
-        config=config_json,
-        config_sha256=config_sha256,
+        config=start.config_json,
+        config_sha256=start.config_sha256,
         seed=run.seed,
-        versions=dict(versions),
+        versions=start.versions,
         resumed=before is not None,
     )
     return await outbox.ledger(started, expect_subject=state.life.started)

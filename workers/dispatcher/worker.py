@@ -17,12 +17,12 @@ from broker.bus import Bus
 from broker.errors import TooLong
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
-from workers.dispatcher import sources as sources_module
 from workers.dispatcher.ending import Ending, why_drain
 from workers.dispatcher.evaluating import Evaluating
 from workers.dispatcher.finishing import Finishing
 from workers.dispatcher.following import Followers, catch_up
 from workers.dispatcher.opening import (
+    Start,
     last_start,
     record_start,
     refuse_other_configuration,
@@ -38,6 +38,7 @@ from workers.dispatcher.settings import (
     SourceSettings,
 )
 from workers.dispatcher.sources import Source
+from workers.dispatcher.sources import load as load_sources
 from workers.dispatcher.state import State
 from workers.dispatcher.training import Training
 from workers.dispatcher.waits import CurrentWait
@@ -71,57 +72,67 @@ async def run(
 
     Raises BadConfiguration before anything is published, Replaced when another dispatcher took over.
     """
-    state = State(max_attempts=run.max_attempts)
+    work = Work(run, sources, prompt, sampling, evaluation, tokenizer_dir)
+    start = Start(config_json, config_sha256, versions, resume)
+    await _beside(_live(bus, work, start, health, stop), _beat(health))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked for, and how."""
+
+    run: RunSettings
+    sources: tuple[SourceSettings, ...]
+    prompt: PromptSettings
+    sampling: SamplingSettings
+    evaluation: EvaluationSettings
+    tokenizer_dir: Path
+
+    def builder(self, writer: str) -> RequestBuilder:
+        """Loads and checks everything that requests are made of; takes seconds."""
+        renderer = Renderer(self.tokenizer_dir, self.prompt)
+        loaded = load_sources(self.sources, renderer, seed=self.run.seed)
+        for source in loaded:
+            _log_skipped(source)
+        return RequestBuilder(
+            self.run,
+            loaded,
+            renderer,
+            sampling=self.sampling,
+            evaluation=self.evaluation,
+            writer_id=writer,
+        )
+
+
+async def _live(bus: Bus, work: Work, start: Start, health: Health, stop: asyncio.Event) -> None:
+    state, run = State(max_attempts=work.run.max_attempts), work.run
     outbox = Outbox(bus, state, writer_id=writer_id("dispatcher"))
-
-    async def live() -> None:
-        followers = await catch_up(bus, state, health)
-        try:
-            if state.life.is_ended and not resume:
-                log.info("the run has ended", reason=state.life.drain_reason)
-                return
-            before = await last_start(bus)
-            refuse_other_configuration(before, config_json)
-            renderer = Renderer(tokenizer_dir, prompt)
-            loaded = await asyncio.to_thread(sources_module.load, sources, renderer, seed=run.seed)
-            for source in loaded:
-                _log_skipped(source)
-            builder = RequestBuilder(
-                run,
-                loaded,
-                renderer,
-                sampling=sampling,
-                evaluation=evaluation,
-                writer_id=outbox.writer_id,
-            )
-            await refuse_other_data(bus, builder.sources)
-            started = await record_start(
-                outbox,
-                state,
-                before,
-                run=run,
-                config_json=config_json,
-                config_sha256=config_sha256,
-                versions=versions,
-            )
-            if started is not None:
-                await followers.ledger.read_to(started, health)
-            evaluating = Evaluating(state, outbox, builder, run, evaluation)
-            dispatcher = Dispatcher(
-                run=run,
-                state=state,
-                followers=followers,
-                training=Training(bus, state, outbox, builder, run),
-                evaluating=evaluating,
-                finishing=Finishing(bus, state, outbox, followers, evaluating, run, health),
-                health=health,
-                stop=stop,
-            )
-            await _beside(dispatcher.live(), followers.follow())
-        finally:
-            await followers.close()
-
-    await _beside(live(), _beat(health))
+    followers = await catch_up(bus, state, health)
+    try:
+        if state.life.is_ended and not start.resume:
+            log.info("the run has ended", reason=state.life.drain_reason)
+            return
+        before = await last_start(bus)
+        refuse_other_configuration(before, start.config_json)
+        builder = await asyncio.to_thread(work.builder, outbox.writer_id)
+        await refuse_other_data(bus, builder.sources)
+        started = await record_start(outbox, state, before, start, run)
+        if started is not None:
+            await followers.ledger.read_to(started, health)
+        evaluating = Evaluating(state, outbox, builder, run, work.evaluation)
+        dispatcher = Dispatcher(
+            run=run,
+            state=state,
+            followers=followers,
+            training=Training(bus, state, outbox, builder, run),
+            evaluating=evaluating,
+            finishing=Finishing(bus, state, outbox, followers, evaluating, run, health),
+            health=health,
+            stop=stop,
+        )
+        await _beside(dispatcher.live(), followers.follow())
+    finally:
+        await followers.close()
 
 
 def _log_skipped(source: Source) -> None:

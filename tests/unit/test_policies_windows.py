@@ -139,6 +139,15 @@ def test_draining_closes_the_open_window_and_drops_what_comes_later():
     assert machine.drain() == []
 
 
+def test_after_a_restart_a_drain_that_left_no_window_is_still_in_force():
+    known = Recorded(groups={"00000001-0-0": Record(1, 1, "dropped", "run_ended")})
+    machine = a_machine(recorded=known)
+
+    decisions = feed(machine, [an_arrival(n, a_group_event(n, MIXED)) for n in (1, 2)])
+
+    assert [d.reason for d in decisions if isinstance(d, Ended)] == ["run_ended", "run_ended"]
+
+
 def test_a_second_copy_of_a_group_is_ignored():
     machine = a_machine()
     machine.feed(an_arrival(1, a_group_event(1, MIXED)))

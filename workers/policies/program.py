@@ -18,13 +18,14 @@ from broker.messages import Annotation, Json
 from workers.policies.admission import ADMISSIONS, Admission
 from workers.policies.advantages import ADVANTAGES, Advantage
 from workers.policies.batch import Batch, make_batch
+from workers.policies.combine import build_weight
 from workers.policies.group import Group
 from workers.policies.mixers import MIXERS, Mixer
 from workers.policies.registry import Named
 from workers.policies.rewards import REWARDS, Reward
 from workers.policies.settings import PolicySettings
 from workers.policies.targets import TARGETS, Target
-from workers.policies.weights import WEIGHTS, Weight, Weights
+from workers.policies.weights import Weight, Weights
 
 Memory = dict[str, Json]
 """Per stage with a memory, what it remembers."""
@@ -67,7 +68,7 @@ class Program:
         self.admit: list[Named[Admission]] = [ADMISSIONS.build(s) for s in settings.admit]
         self.reward: list[Named[Reward]] = [REWARDS.build(s) for s in settings.reward]
         self.advantage: Named[Advantage] = ADVANTAGES.build(settings.advantage)
-        self.weight: Named[Weight] = WEIGHTS.build(settings.weight)
+        self.weight: Named[Weight] = build_weight(settings.weight)
         self.mixer: Named[Mixer] = MIXERS.build(settings.mixer)
         if not self.reward:
             raise BadConfiguration("policy.reward (): expected at least one method")

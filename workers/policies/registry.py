@@ -62,6 +62,10 @@ class Registry(Generic[S]):
     def names(self) -> list[str]:
         return sorted(self._classes)
 
+    def find(self, name: str) -> type:
+        """The class of a method. BadConfiguration when there is none."""
+        return self._find(name)[0]
+
     def build(self, spec: str | Mapping[str, object]) -> Named[S]:
         """The method that `spec`, a name or a table with a name, describes."""
         table = {"name": spec} if isinstance(spec, str) else dict(spec)

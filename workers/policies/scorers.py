@@ -1,0 +1,90 @@
+"""Scorers: turn a window's signals into one score per row or per token, for an actuator to act on."""
+
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+
+from workers.policies.batch import Batch
+from workers.policies.registry import Method, Registry
+
+Grain = Literal["group", "response", "token"]
+Scores = np.ndarray | list[np.ndarray]
+"""(B,) for group and response, B arrays of (T,) for token."""
+
+
+class Scorer(Protocol):
+    grain: ClassVar[Grain]
+    """What a score belongs to; a group's score is repeated in its rows."""
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Scores: ...
+
+
+SCORERS: Registry[Scorer] = Registry("weight.scorer")
+
+
+@SCORERS.register("advantage_magnitude")
+class AdvantageMagnitude(Method):
+    """|A| per response: over its tokens the mean, which is |A| itself, or the sum (A0) [CODE]."""
+
+    grain: ClassVar[Grain] = "response"
+
+    reduce: Literal["mean", "sum", "max"] = "mean"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        magnitude_B = np.abs(advantages_B)
+        return magnitude_B * batch.lengths_B if self.reduce == "sum" else magnitude_B
+
+
+@SCORERS.register("reward")
+class RewardScore(Method):
+    """The shaped reward of a response; `reward_difficulty` in DataFlex-RL (A0) [CODE]."""
+
+    grain: ClassVar[Grain] = "response"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        return batch.rewards_B
+
+
+@SCORERS.register("group_solve_rate")
+class GroupSolveRate(Method):
+    """q_g: share of the group's graded rows whose raw outcome is a success (A0, P9) [CODE]."""
+
+    grain: ClassVar[Grain] = "group"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        rates = np.array([group.solve_rate() for group in batch.groups], dtype=np.float64)
+        return rates[batch.group_of_rows()]
+
+
+@SCORERS.register("token_prob")
+class TokenProbability(Method):
+    """pi of each sampled token under the distribution it was sampled from (A6) [CODE]."""
+
+    grain: ClassVar[Grain] = "token"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
+        return [np.exp(logprobs_T.astype(np.float64)) for logprobs_T in batch.logprobs()]
+
+
+@SCORERS.register("token_efficiency")
+class TokenEfficiency(Method):
+    """Reward per token, R / max(L, 1) (GFPO, arXiv:2508.09726) [TEXT].
+
+    Negative rewards turn it round: the longest wrong answer scores highest (A4); shift them or
+    score by brevity.
+    """
+
+    grain: ClassVar[Grain] = "response"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        return batch.rewards_B / np.maximum(batch.lengths_B, 1)
+
+
+@SCORERS.register("brevity")
+class Brevity(Method):
+    """-L: the shorter, the better (GFPO's `short`, arXiv:2508.09726) [TEXT]."""
+
+    grain: ClassVar[Grain] = "response"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        return -batch.lengths_B.astype(np.float64)

@@ -1,0 +1,168 @@
+"""Selectors: keep a row (weight 1) or mask it (weight 0).
+
+Ties go to the lower row, so the same window always keeps the same rows (P5); rows without a usable
+reward are never kept (P1). An empty window keeps nothing and fails nowhere (P7).
+Shape legend: B rows of the window, G rows of one group, U usable rows.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from workers.policies.actuators import ACTUATORS, RESPONSES, ROWS, over_usable, row_scores
+from workers.policies.advantages import Std, grpo
+from workers.policies.batch import Batch
+from workers.policies.group import SLACK
+from workers.policies.registry import Method
+from workers.policies.scorers import Grain, Scores
+from workers.policies.weights import Weights
+
+Renormalise = Literal["subset", "group"]
+"""Advantages of the kept rows: recomputed among themselves, or as they were in the whole group."""
+
+
+def highest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Which of the scores are the `count` highest, bool; ties go to the lower index."""
+    kept = np.zeros(len(scores), dtype=bool)
+    kept[np.argsort(-scores, kind="stable")[:count]] = True
+    return kept
+
+
+def share_of(total: int, fraction: float) -> int:
+    """max(1, round(fraction * total)), halves to even, and none of none (A3, A5)."""
+    return min(total, max(1, round(fraction * total))) if total else 0
+
+
+def within(scores: np.ndarray, low: float, high: float, *, inclusive: bool) -> np.ndarray:
+    """Strictly between the limits, or with them, bool. The slack makes rates compare as counts (P8)."""
+    slack = SLACK if inclusive else -SLACK
+    return (scores > low - slack) & (scores < high + slack)
+
+
+def max_variance(rewards_G: np.ndarray, fraction: float) -> np.ndarray:
+    """The `a` lowest and `n - a` highest rewards whose population variance is largest, bool (PODS).
+
+    n = max(1, round(fraction * G)); among equal variances the fewest lowest win, so that equal
+    rewards keep the last n rows (arXiv:2504.13818) [CODE].
+    """
+    size = len(rewards_G)
+    count = share_of(size, fraction)
+    order = np.argsort(rewards_G, kind="stable")
+    best, kept = -1.0, order[:0]
+    for low in range(count + 1):
+        rows = np.concatenate([order[:low], order[size - (count - low) :]])
+        variance = float(rewards_G[rows].var())
+        # Float error must not make one of two equal variances win.
+        if variance > best + 1e-12:
+            best, kept = variance, rows
+    return np.isin(np.arange(size), kept)
+
+
+def _per_group(batch: Batch, choose: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Apply a choice (row numbers -> bool) to the usable rows of each group; (B,) bool."""
+    kept_B = np.zeros(len(batch), dtype=bool)
+    for number in range(len(batch.groups)):
+        rows = np.arange(batch.starts[number], batch.starts[number + 1])
+        rows = rows[batch.usable_B[rows]]
+        if len(rows):
+            kept_B[rows] = choose(rows)
+    return kept_B
+
+
+def _renormalised(batch: Batch, kept_B: np.ndarray, std: Std, eps: float) -> np.ndarray:
+    """Advantages of the kept rows among themselves, (B,); 0 elsewhere."""
+    out_B = np.zeros(len(batch))
+    for number in range(len(batch.groups)):
+        rows = np.arange(batch.starts[number], batch.starts[number + 1])
+        rows = rows[kept_B[rows]]
+        out_B[rows] = grpo(batch.rewards_B[rows], std=std, eps=eps)
+    return out_B
+
+
+@ACTUATORS.register("threshold_band")
+class ThresholdBand(Method):
+    """Keeps scores strictly between two limits; whole groups with group_solve_rate (A2) [CODE].
+
+    K = 5 and (.2, .8) keep two or three solved answers. Online difficulty filtering
+    (arXiv:2504.03380) has the limits included.
+    """
+
+    accepts: ClassVar[frozenset[Grain]] = ROWS
+
+    low: float = 0.2
+    high: float = 0.8
+    inclusive: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ThresholdBand":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} and high {self.high}: expected low < high")
+        return self
+
+    def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
+        kept_B = within(row_scores(scores), self.low, self.high, inclusive=self.inclusive)
+        return Weights(rows_B=(kept_B & batch.usable_B).astype(np.float64))
+
+
+@ACTUATORS.register("max_variance")
+class MaxVariance(Method):
+    """Keeps the most spread rows of each group (PODS, arXiv:2504.13818) [CODE].
+
+    `subset` recomputes advantages on what is kept, as PODS does; `group` keeps those of the whole
+    group, as DataFlex-RL does, whose sum then depends on difficulty (A3).
+    """
+
+    accepts: ClassVar[frozenset[Grain]] = RESPONSES
+
+    fraction: float = Field(default=0.5, gt=0, le=1)
+    renormalise: Renormalise = "subset"
+    std: Std = "unbiased"
+    eps: float = Field(default=1e-4, ge=0)
+
+    def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
+        values_B = row_scores(scores)
+        kept_B = _per_group(batch, lambda rows: max_variance(values_B[rows], self.fraction))
+        again_B = None
+        if self.renormalise == "subset":
+            again_B = _renormalised(batch, kept_B, self.std, self.eps)
+        return Weights(rows_B=kept_B.astype(np.float64), advantages_B=again_B)
+
+
+@ACTUATORS.register("group_top_k")
+class GroupTopK(Method):
+    """Keeps the k highest scores of each group; a group of at most k whole (GFPO, arXiv:2508.09726) [TEXT].
+
+    `subset` recomputes advantages on what is kept with the population std, as GFPO does; with 0/1
+    rewards and token_efficiency, k right answers then leave no signal (A4). `group`: DataFlex-RL.
+    """
+
+    accepts: ClassVar[frozenset[Grain]] = RESPONSES
+
+    k: int = Field(default=3, ge=1)
+    renormalise: Renormalise = "subset"
+    std: Std = "population"
+    eps: float = Field(default=1e-6, ge=0)
+
+    def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
+        values_B = row_scores(scores)
+        kept_B = _per_group(batch, lambda rows: highest(values_B[rows], self.k))
+        again_B = None
+        if self.renormalise == "subset":
+            again_B = _renormalised(batch, kept_B, self.std, self.eps)
+        return Weights(rows_B=kept_B.astype(np.float64), advantages_B=again_B)
+
+
+@ACTUATORS.register("top_fraction")
+class TopFraction(Method):
+    """Keeps a share of the whole window's rows, highest scores first (A5) [CODE]."""
+
+    accepts: ClassVar[frozenset[Grain]] = RESPONSES
+
+    fraction: float = Field(default=0.5, gt=0, le=1)
+
+    def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
+        values_U = row_scores(scores)[batch.usable_B]
+        kept_U = highest(values_U, share_of(len(values_U), self.fraction))
+        return Weights(rows_B=over_usable(batch, kept_U.astype(np.float64)))

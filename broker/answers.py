@@ -13,7 +13,7 @@ from broker.wire import NOT_FOUND_STREAM, Unanswered, Wire, api_or_none
 
 ACK_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-CHECKED_EVERY = 30
+CHECKED_EVERY = 12
 """Unanswered attempts between two looks at whether the stream still exists."""
 
 REFUSED = {10071, 10164}

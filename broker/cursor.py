@@ -74,8 +74,13 @@ class JetCursor:
                 return []
             await self._inbox.wait(min(left_s, 0.1 if self._consumer is None else SILENCE_S))
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What was sent ahead of the reader and lies in memory."""
+        return self._ready_bytes + self._inbox.bytes
+
     async def close(self) -> None:
-        await self._drop_consumer()
+        await self.forget_consumer()
         await self._inbox.close()
 
     async def _hand_over(self, limit: int) -> list[Stored]:
@@ -159,11 +164,10 @@ class JetCursor:
         self._pulled = 0
         self._heard = time.monotonic()
 
-    async def _ask(self, name: str, question: Mapping[str, object]) -> dict[str, Any]:
+    async def _ask(self, name: str, question: Mapping[str, object] | None) -> dict[str, Any]:
         """One attempt: a read must return in time, the next one tries again."""
-        reply = await self._wire.request(
-            f"$JS.API.{name}", orjson.dumps(question), None, ANSWER_TIMEOUT_S
-        )
+        data = b"" if question is None else orjson.dumps(question)
+        reply = await self._wire.request(f"$JS.API.{name}", data, None, ANSWER_TIMEOUT_S)
         found = orjson.loads(reply.data)
         if "error" in found:
             raise ApiError(name, found["error"])
@@ -203,11 +207,11 @@ class JetCursor:
         self._consumer = None
         self._restart_at = time.monotonic() + RESTART_PAUSE_S
 
-    async def _drop_consumer(self) -> None:
+    async def forget_consumer(self) -> None:
+        """Delete the consumer on the server; reading on makes another."""
         if self._consumer is None:
             return
-        name, self._consumer = self._consumer, None
         try:
-            await self._ask(f"CONSUMER.DELETE.{self._stream}.{name}", {})
+            await self._ask(f"CONSUMER.DELETE.{self._stream}.{self._consumer}", None)
         except (Unanswered, ApiError):
             return  # it is ephemeral: the server forgets it anyway

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from broker import streams
-from broker.errors import Unreachable
+from broker.errors import BadConfiguration, Unreachable
 from broker.jetbus import JetStreamBus
 from broker.settings import NatsSettings
 from broker.telemetry import Health
@@ -122,7 +122,7 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
-        if isinstance(error, nats.errors.AuthorizationError):
+        if "authorization" in f"{type(error).__name__} {error}".lower():
             self._refused.set()
 
     async def _on_closed(self) -> None:
@@ -207,9 +207,16 @@ class Connection:
 
 
 def shown_url(settings: NatsSettings) -> str:
-    """The URL without user and password."""
-    parts = urlsplit(settings.url or "")
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
+    """The URL without user and password; BadConfiguration when it is none."""
+    expected = "expected nats://HOST:PORT (or tls, ws, wss)"
+    try:
+        parts = urlsplit(settings.url or "")
+        port = parts.port or 4222
+    except ValueError as error:
+        raise BadConfiguration(f"nats.url: {error}; {expected}") from error
+    if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
+        raise BadConfiguration(f"nats.url with scheme {parts.scheme!r}: {expected}")
+    return f"{parts.scheme}://{parts.hostname}:{port}"
 
 
 async def connect(

@@ -1,0 +1,297 @@
+"""What only a real server shows: settings read back, refusals, payload limits, its own directory."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker import embedded, jetstream
+from broker.arrays import Array
+from broker.errors import BadConfiguration, Unreachable
+from broker.jetbus import MARGIN_BYTES, JetStreamBus
+from broker.jetstream import shown_url
+from broker.packing import pack
+from broker.settings import NatsSettings
+from broker.streams import check_same
+from broker.topology import H_OBJECT, ROLLOUT_TRAIN, Log, Reader
+from tests.builders import a_request
+
+
+def a_fresh_id() -> str:
+    return f"g{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[JetStreamBus]:
+    settings = NatsSettings(url=nats_url)
+    opened = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
+    await opened.ensure_logs(settings)
+    yield opened
+    await opened.delete_run()
+    await opened.close()
+
+
+async def test_many_processes_may_make_the_logs_at_once(nats_url: str):
+    settings = NatsSettings(url=nats_url)
+    run = f"t{uuid.uuid4().hex[:12]}"
+    buses = [await jetstream.connect(settings, run) for _ in range(5)]
+
+    await asyncio.gather(*(bus.ensure_logs(settings) for bus in buses))
+
+    assert run in await jetstream.list_runs(settings)
+    await buses[0].delete_run()
+    assert run not in await jetstream.list_runs(settings)
+    for bus in buses:
+        await bus.close()
+
+
+async def test_a_log_with_another_quota_is_refused_by_name(bus: JetStreamBus, nats_url: str):
+    other = NatsSettings(url=nats_url, log_bytes=5 << 20)
+
+    with pytest.raises(BadConfiguration) as caught:
+        await bus.ensure_logs(other)
+
+    assert f"{bus.run}_REQUESTS: max_bytes is {1 << 30}; expected {5 << 20}" in str(caught.value)
+
+
+async def test_a_reader_with_another_ack_wait_is_refused_by_name(bus: JetStreamBus, nats_url: str):
+    other = Reader(ROLLOUT_TRAIN.name, Log.REQUESTS, ("train",), ack_wait_s=5)
+
+    with pytest.raises(BadConfiguration, match=r"rollout: ack_wait is 30000000000; expected 5000"):
+        await bus.ensure_logs(NatsSettings(url=nats_url), (other,))
+
+
+def test_a_server_too_old_for_batches_is_told_from_the_settings_it_ignored():
+    with pytest.raises(BadConfiguration, match=r"allow_atomic is False; expected True.*2\.12"):
+        check_same("stream x", {"allow_atomic": True}, {"name": "x"})
+
+
+async def test_a_quota_larger_than_the_disk_is_refused_before_the_run_starts(nats_url: str):
+    settings = NatsSettings(url=nats_url, log_bytes=1 << 50)
+    bus = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
+
+    with pytest.raises(BadConfiguration, match=r"nats\.log_bytes"):
+        await bus.ensure_logs(settings)
+
+    await bus.close()
+
+
+async def test_publishing_to_a_deleted_run_ends(bus: JetStreamBus):
+    await bus.delete_run()
+
+    with pytest.raises(Unreachable, match="does not exist"):
+        await bus.publish(a_request())
+
+
+async def test_a_server_that_is_not_there_is_named_without_the_password():
+    port = embedded._free_port()
+    settings = NatsSettings(url=f"nats://me:secret@127.0.0.1:{port}", connect_wait_s=0.5)
+    started = time.monotonic()
+
+    with pytest.raises(Unreachable) as caught:
+        await jetstream.connect(settings, "run")
+
+    assert time.monotonic() - started < 5
+    assert f"nats://127.0.0.1:{port}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_wrong_password_is_refused_at_once(nats_url: str):
+    wrong = NatsSettings(url=f"nats://sluice:wrong@{nats_url.rpartition('@')[2]}")
+    started = time.monotonic()
+
+    with pytest.raises(Unreachable, match=r"(?i)authorization"):
+        await jetstream.connect(wrong, "run")
+
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("url", ["", "nats://", "http://x:y", "nats://host:port"])
+async def test_a_url_that_is_none_is_refused_with_what_is_expected(url: str):
+    with pytest.raises(BadConfiguration, match=r"nats\.url.*expected nats://HOST:PORT"):
+        await jetstream.connect(NatsSettings(url=url, connect_wait_s=0.5), "run")
+
+
+def test_the_shown_url_holds_no_credentials():
+    assert shown_url(NatsSettings(url="nats://a:b@h")) == "nats://h:4222"
+
+
+# --- payload limit ----------------------------------------------------------------------------
+
+
+def a_request_packed_as(bus: JetStreamBus, size: int):
+    """A request whose packed size, headers included, is exactly `size`."""
+
+    def of(data_bytes: int):
+        data = Array(dtype="|u1", shape=(data_bytes,), data=b"\1" * data_bytes)
+        return a_request(a_fresh_id(), prompt_ids=data)
+
+    base = pack(bus.run, of(100_000)).size - 100_000
+    event = of(size - base)
+    missing = size - pack(bus.run, event).size
+    return event if missing == 0 else of(size - base + missing)
+
+
+async def test_messages_around_the_payload_limit_are_stored_and_the_client_lives(
+    bus: JetStreamBus,
+):
+    limit = NatsSettings().max_payload_bytes - MARGIN_BYTES
+
+    for size in (limit - 1, limit, limit + 1, limit + MARGIN_BYTES, limit + 2 * MARGIN_BYTES):
+        event = a_request_packed_as(bus, size)
+        sequence = await bus.publish(event, expect_subject=0)
+        batched = a_request_packed_as(bus, size)
+        await bus.publish_batch([batched])
+
+        for number, expected in ((sequence, event), (sequence + 1, batched)):
+            stored = await bus.get(Log.REQUESTS, number)
+            assert stored is not None
+            assert stored.event() == expected
+            assert (H_OBJECT in stored.headers) == (size > limit)
+
+
+async def test_a_dead_letter_of_the_largest_message_fits(bus: JetStreamBus):
+    event = a_request_packed_as(bus, NatsSettings().max_payload_bytes - MARGIN_BYTES)
+    stored = await bus.get(Log.REQUESTS, await bus.publish(event))
+    assert stored is not None
+
+    await bus.dead_letter(stored, "x" * 5000)
+
+    assert (await bus.state(Log.DEAD)).messages == 1
+
+
+async def test_a_cursor_reads_messages_of_the_largest_size(bus: JetStreamBus):
+    size = NatsSettings().max_payload_bytes - MARGIN_BYTES
+    for _ in range(8):
+        await bus.publish(a_request_packed_as(bus, size))
+
+    cursor = await bus.cursor(Log.REQUESTS, 0)
+    found = 0
+    async with asyncio.timeout(30):
+        while found < 8:
+            found += len(await cursor.read(100, 1.0))
+    await cursor.close()
+
+
+async def test_a_cursor_that_is_not_read_holds_a_bounded_amount(bus: JetStreamBus):
+    data = np.random.default_rng(0).bytes(1 << 20)
+    for n in range(120):
+        ids = Array(dtype="|u1", shape=(1 << 20,), data=data)
+        await bus.publish(a_request(f"{n:08d}-0-0", prompt_ids=ids))
+    cursor = await bus.cursor(Log.REQUESTS, 0)
+    await cursor.read(1, 5.0)
+    await asyncio.sleep(1.0)
+    await cursor.read(1, 5.0)
+
+    assert cursor.buffered_bytes < 64 << 20
+
+    found = 2
+    async with asyncio.timeout(30):
+        while found < 120:
+            found += len(await cursor.read(50, 1.0))
+    assert cursor.position == 120
+
+
+# --- cursors against a hostile server ----------------------------------------------------------
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(["read", "publish", "forget"]), min_size=10, max_size=30))
+async def test_a_cursor_whose_consumer_vanishes_at_any_time_skips_nothing(
+    bus: JetStreamBus, actions: list[str]
+):
+    before = (await bus.state(Log.REQUESTS)).last
+    cursor = await bus.cursor(Log.REQUESTS, before)
+    found: list[int] = []
+    published = before
+    for action in [*actions, "publish"]:
+        if action == "publish":
+            published = await bus.publish(a_request(a_fresh_id()))
+        elif action == "read":
+            found += [stored.sequence for stored in await cursor.read(2, 0.05)]
+        else:
+            await cursor.forget_consumer()
+
+    async with asyncio.timeout(20):
+        while not found or found[-1] < published:
+            found += [stored.sequence for stored in await cursor.read(100, 0.5)]
+    await cursor.close()
+    assert found == list(range(before + 1, published + 1))
+
+
+# --- the server's directory -------------------------------------------------------------------
+
+
+def test_a_restart_keeps_port_and_password_and_the_data(tmp_path: Path):
+    first = embedded.start(tmp_path / "n", NatsSettings())
+    url = first.url
+    first.stop()
+
+    second = embedded.start(tmp_path / "n", NatsSettings())
+    second.stop()
+
+    assert second.url == url
+
+
+def test_credentials_are_readable_by_the_owner_alone(tmp_path: Path):
+    server = embedded.start(tmp_path / "n", NatsSettings())
+    server.stop()
+
+    for name in ("nats.conf", "endpoint.json"):
+        assert (tmp_path / "n" / name).stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path):
+    server = embedded.start(tmp_path / "n", NatsSettings())
+
+    with pytest.raises(BadConfiguration, match="in use"):
+        embedded.start(tmp_path / "n", NatsSettings())
+
+    server.stop()
+    embedded.start(tmp_path / "n", NatsSettings()).stop()
+
+
+def test_a_server_left_over_by_a_killed_supervisor_is_ended_first(tmp_path: Path):
+    directory = tmp_path / "n"
+    supervisor = os.fork()
+    if supervisor == 0:  # a child that starts a server and dies without stopping it
+        embedded.start(directory, NatsSettings())
+        os._exit(0)
+    os.waitpid(supervisor, 0)
+    orphan = json.loads((directory / "endpoint.json").read_text())["pid"]
+    assert Path(f"/proc/{orphan}").exists()
+
+    server = embedded.start(directory, NatsSettings())
+
+    command = Path(f"/proc/{orphan}/cmdline")
+    assert not command.exists() or b"nats-server" not in command.read_bytes()
+    server.stop()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path):
+    with pytest.raises(Unreachable, match="sync_interval"):
+        embedded.start(tmp_path / "n", NatsSettings(sync_interval="soon"))
+
+
+def test_a_killed_server_is_seen_and_restarted(tmp_path: Path):
+    server = embedded.start(tmp_path / "n", NatsSettings())
+    os.kill(server.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while server.is_running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    dead = not server.is_running
+
+    server.restart()
+
+    assert dead
+    assert server.is_running
+    server.stop()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from broker import weights
 from broker.arrays import token_array, unpack
 from broker.memory import MemoryBus, MemoryServer
 from broker.messages import (
@@ -227,12 +228,9 @@ async def test_the_version_in_force_never_goes_back(scene: Scene):
     assert {span.version for g in event.generations for span in g.spans} == {5}
 
 
-async def test_weights_that_cannot_be_taken_leave_the_old_ones_at_work(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("workers.rollout.weights.FETCH_WAIT_S", 0.2)
+async def test_weights_that_cannot_be_taken_leave_the_old_ones_at_work(scene: Scene):
     await scene.publish_weights(0)
-    async with scene.running():
+    async with scene.running(weights_wait_s=0.3):
         await until(lambda: scene.health.status().get("version") == 0)
         await scene.publish_weights(1, digest="0" * 64)
         await asyncio.sleep(0.5)
@@ -244,6 +242,30 @@ async def test_weights_that_cannot_be_taken_leave_the_old_ones_at_work(
 
     assert {span.version for g in before.generations for span in g.spans} == {0}
     assert {span.version for g in after.generations for span in g.spans} == {2}
+
+
+async def test_weights_from_the_object_store_leave_no_copy_behind(scene: Scene):
+    data = save_weights(a_model(seed=0), scene.path / "w").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    uri = await weights.publish(scene.bus, "object", scene.path, 0, digest, data)
+    await scene.bus.publish(
+        WeightsPublished(
+            writer_id=WRITER,
+            at_us=AT_US,
+            version=0,
+            step=0,
+            digest=digest,
+            uri=uri,
+            bytes=len(data),
+        )
+    )
+    await scene.bus.publish(a_train_request(1))
+
+    async with scene.running():
+        (event,) = await scene.generated(1)
+
+    assert event.status == "ok"
+    assert [path for path in (scene.path / "cache").rglob("*") if path.is_file()] == []
 
 
 async def test_an_evaluation_gets_exactly_its_version_while_training_moves_on(scene: Scene):
@@ -409,6 +431,7 @@ async def test_a_member_that_cannot_be_answered_does_not_hold_up_its_cohort(scen
         events = await scene.generated(3)
 
     assert [event.status for event in events] == ["ok", "failed", "ok"]
+    assert (await scene.bus.state(Log.DEAD)).messages == 1
 
 
 async def test_members_of_a_stored_cohort_that_come_again_are_put_aside(scene: Scene):

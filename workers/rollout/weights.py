@@ -20,6 +20,7 @@ from workers.rollout.ledger_view import LedgerView
 from workers.rollout.metrics import swap_seconds, weights_failures_total
 
 FETCH_WAIT_S = 30.0
+"""A file may be deleted while it is fetched; then the next look is at a newer one."""
 RETRY_S = 1.0
 
 log = structlog.get_logger()
@@ -27,11 +28,11 @@ log = structlog.get_logger()
 Load = Callable[[Engine, WeightsPublished], Awaitable[None]]
 
 
-def loader(bus: Bus, cache_dir: Path) -> Load:
+def loader(bus: Bus, cache_dir: Path, wait_s: float) -> Load:
     """Fetch, check and install a published version; raises TooLong, BadWeights or EngineError."""
 
     async def load(engine: Engine, published: WeightsPublished) -> None:
-        file = await weights.fetch(bus, published, cache_dir, FETCH_WAIT_S)
+        file = await weights.fetch(bus, published, cache_dir, min(wait_s, FETCH_WAIT_S))
         with swap_seconds.time():
             await engine.load(file, published.version)
         if file.parent == cache_dir:

@@ -55,8 +55,9 @@ async def run(
     make = partial(make_engine, settings, model_dir, device, dtype)
     engine = await asyncio.to_thread(make)
     ledger = LedgerView(bus)
-    newest = NewestWeights(engine, ledger, loader(bus, cache_dir / "train"))
-    pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval"), settings.weights_wait_s)
+    wait_s = settings.weights_wait_s
+    newest = NewestWeights(engine, ledger, loader(bus, cache_dir / "train", wait_s))
+    pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)
     group = Group(
         Texts(model_dir), run_seed=run.seed, engine=engine.name, worker=writer_id("rollout")
     )
@@ -66,7 +67,7 @@ async def run(
         pinned=pinned,
         ledger=ledger,
         group=group,
-        weights_wait_s=settings.weights_wait_s,
+        weights_wait_s=wait_s,
         health=health,
     )
     leaving = asyncio.Event()

@@ -60,6 +60,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """Store a checkpoint under `folder`, durably; replaces one of the same name. Returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / folder_name(checkpoint.state.step, checkpoint.state.version)
+    if _holds(final, checkpoint.state):
+        return final
     temporary = folder / (TEMPORARY + final.name)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -73,7 +75,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         _write_synced(temporary / name, data)
     _sync_folder(temporary)
     if final.exists():
-        # Left by an earlier life that died before it could announce it.
+        # Damaged, or left by an earlier life with other settings that never announced it.
         shutil.rmtree(final)
     temporary.rename(final)
     _sync_folder(folder)
@@ -104,6 +106,14 @@ def read(path: Path) -> Checkpoint:
                 f"checkpoint {path}: {name} has sha256 {found}; expected {expected}"
             )
     return Checkpoint(state, model, optimizer)
+
+
+def _holds(path: Path, state: CheckpointState) -> bool:
+    """The same checkpoint is there already and verifies: an earlier life wrote it and died."""
+    try:
+        return path.exists() and read(path).state == state
+    except BadCheckpoint:
+        return False
 
 
 def remove_others(folder: Path, keep: Collection[str]) -> list[str]:

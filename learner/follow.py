@@ -46,6 +46,7 @@ class Follower:
         reader = WindowReader(steps.bus, after=steps.cursor, next_window=steps.step + 1)
         gathering = asyncio.create_task(reader.next())
         try:
+            await self._checkpoint_if_due()
             while steps.step < self._run.steps:
                 self._note()
                 started = time.monotonic()
@@ -93,9 +94,18 @@ class Follower:
         if await self._watch.ended():
             return False
         await steps.commit(plan, done, seconds_wait=seconds_wait)
-        if steps.step % steps.settings.checkpoint_every == 0 or steps.step == self._run.steps:
-            await steps.checkpoint()
+        await self._checkpoint_if_due()
         return True
+
+    async def _checkpoint_if_due(self) -> None:
+        """Every so many steps, and after the last; after a redo too, which may have gone past one."""
+        done = self._steps.step - self._steps.checkpointed
+        last = self._steps.step == self._run.steps
+        if self._watch.stopping:
+            # The next life redoes the steps; a large checkpoint would outlast the time to leave.
+            return
+        if done >= self._steps.settings.checkpoint_every or (last and done):
+            await self._steps.checkpoint()
 
     async def _delete_old_weights(self) -> None:
         published = self._steps.ledger.published

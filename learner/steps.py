@@ -36,6 +36,8 @@ from learner.workshop import Workshop
 log = structlog.get_logger()
 
 NOTHING_LEFT = "nothing_left"
+INCIDENTS = (NOTHING_LEFT, "nonfinite")
+"""Reasons to skip a step that somebody should look into."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Steps:
         self.moved(plan, version=version, digest=done.digest)
         if trained:
             await self._announce_weights(uri, len(done.data))
-        elif done.skipped != "no_signal":
+        elif done.skipped in INCIDENTS:
             await self.pen.incident("step_skipped", f"step {plan.step}: {done.skipped}")
         log.info(
             "step committed", step=plan.step, status=committed.status, reason=done.skipped,
@@ -182,7 +184,9 @@ class Steps:
         await self.pen.advanced(self.cursor, self.digest)
         kept = self.ledger.checkpoints[-self.settings.keep_checkpoints :]
         names = [checkpoints.folder_name(event.step, event.version) for event in kept]
-        checkpoints.remove_others(self.checkpoint_folder, names)
+        await self.workshop.do(
+            "old checkpoints", lambda: checkpoints.remove_others(self.checkpoint_folder, names)
+        )
 
     def _write_checkpoint(self) -> Path:
         model, optimizer = self.trainer.state()

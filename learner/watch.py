@@ -12,7 +12,7 @@ from broker.topology import Log, kind_subjects
 
 Result = TypeVar("Result")
 
-POLL_S = 1.0
+POLL_S = 0.5
 
 
 class RunWatch:
@@ -57,11 +57,8 @@ class RunWatch:
 
     async def wait_for_end(self, what: str, limit_s: float) -> None:
         """Returns when the run has ended or this process is asked to stop."""
-        never: asyncio.Task[None] = asyncio.create_task(self._stop_is_set())
+        stopped = asyncio.create_task(self._stop.wait())
         try:
-            await self.result_of(never, what, limit_s)
+            await self.result_of(stopped, what, limit_s)
         finally:
-            never.cancel()
-
-    async def _stop_is_set(self) -> None:
-        await self._stop.wait()
+            stopped.cancel()

@@ -5,14 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from broker.errors import BadConfiguration
-from workers.policies import reweighters, selectors
 from workers.policies.actuators import ACTUATORS, Actuator
 from workers.policies.batch import Batch
 from workers.policies.registry import Named, Registry
 from workers.policies.scorers import SCORERS, Scorer
 from workers.policies.weights import WEIGHTS, Weight, Weights
-
-__all__ = ["build_weight", "reweighters", "selectors"]
 
 
 class Scored:

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+import workers.policies.methods  # noqa: F401 - registers every method
 from broker.arrays import pack
 from broker.errors import BadConfiguration
 from broker.messages import Annotation, Json

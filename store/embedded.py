@@ -61,6 +61,8 @@ autovacuum_max_workers = 1
 timezone = 'UTC'
 log_timezone = 'UTC'
 log_checkpoints = off
+log_error_verbosity = terse
+log_min_error_statement = fatal
 """
 
 

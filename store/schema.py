@@ -1,5 +1,6 @@
 """The revision of the audit store: which one is in force, how to reach the wanted one."""
 
+import threading
 import time
 from dataclasses import dataclass
 from importlib.resources import files
@@ -23,6 +24,9 @@ LOCK_KEY = 7_203_495_114_200_031
 """Of the advisory lock that migrations hold; any number that nobody else uses."""
 LOCK_LIMIT_S = 120
 STATEMENT_LIMIT_S = 3600
+
+_one_thread = threading.Lock()
+"""Alembic keeps its environment in module globals; between processes the advisory lock does the same."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,8 @@ def _config(url: str) -> Config:
 
 
 def _run(url: str, verb: Literal["upgrade", "downgrade"], revision: str) -> None:
+    if not _one_thread.acquire(timeout=LOCK_LIMIT_S):
+        raise TooLong(f"another thread's migration took longer than {LOCK_LIMIT_S} s")
     try:
         getattr(command, verb)(_config(url), revision)
     except OperationalError as error:
@@ -133,3 +139,5 @@ def _run(url: str, verb: Literal["upgrade", "downgrade"], revision: str) -> None
                 f"another migration of {without_password(url)} took longer than {LOCK_LIMIT_S} s"
             ) from error
         raise Unreachable(f"{without_password(url)}: {error.orig}") from error
+    finally:
+        _one_thread.release()

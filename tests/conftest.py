@@ -1,8 +1,10 @@
 """Services that tests share. A missing one skips locally and fails in CI."""
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -34,21 +36,24 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """A Postgres server of this test session's own, with a migrated database `template_sluice`."""
-    try:
-        server = store.embedded.start(tmp_path_factory.mktemp("postgres"))
-    except Unreachable as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    try:
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("CREATE DATABASE template_sluice")
-        upgrade(with_database(server.url, "template_sluice"))
-        yield server.url
-    finally:
-        server.stop()
+    # Not under pytest's folder: every pytest session closes that to all users but its own, and as root
+    # the server is another user.
+    with tempfile.TemporaryDirectory(prefix="sluice-postgres-") as directory:
+        try:
+            server = store.embedded.start(Path(directory))
+        except Unreachable as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(error))
+        try:
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                connection.execute("CREATE DATABASE template_sluice")
+            upgrade(with_database(server.url, "template_sluice"))
+            yield server.url
+        finally:
+            server.stop()
 
 
 @pytest.fixture

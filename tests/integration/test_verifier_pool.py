@@ -260,6 +260,23 @@ async def test_a_canary_that_is_judged_differently_stops_the_worker(
         await canaries.check(pool)
 
 
+async def test_a_verifier_of_ones_own_that_misjudges_its_canary_judges_nothing(
+    pool: Pool, tmp_path: Path
+):
+    (tmp_path / "odd.py").write_text(
+        "from workers.verifiers.protocol import Canary, Verifier, judged\n"
+        "class Odd(Verifier):\n"
+        "    canaries = (Canary('1', '1', 1.0), Canary('2', '1', 0.0))\n"
+        "    def grade(self, response, target, item):\n"
+        "        return judged(True, response, response)\n"
+    )
+
+    graded = await grade(pool, {"name": f"{tmp_path}/odd.py:Odd"}, "1")
+
+    assert "canary" in graded.broken
+    assert graded.findings == {}
+
+
 HOSTILE = [
     r"\boxed{9^{9^{9^{9}}}}", r"\boxed{(10^{10})!}", r"\boxed{\binom{10^{9}}{5 \cdot 10^{8}}}",
     r"\boxed{" + "(" * 3000 + "7" + ")" * 3000 + "}", r"\boxed{" + "9" * 1_000_000 + "}",

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import cast
 
 from broker.errors import BadConfiguration
@@ -55,6 +56,7 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
     try:
         verifier = registry.build(spec)
         name, version = registry.identity(spec)
+        _judge_canaries(str(registry.normalised(spec)["name"]))
     except BadConfiguration as error:
         yield {"at": "error", "detail": str(error)}
         return
@@ -67,6 +69,21 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
         verifier, [Answer(*answer) for answer in keyed], item, seconds=cast(float, call["seconds"])
     )
     yield {"at": "done", "classes": found.of, "unresolved": list(found.unresolved)}
+
+
+@lru_cache(maxsize=64)
+def _judge_canaries(name: str) -> None:
+    """Known pairs of a verifier of the user's own; the built-in ones are judged when the worker starts."""
+    kind = registry.verifier_class(name)
+    if ":" not in name or not kind.canaries:
+        return
+    verifier = registry.build(name)
+    for canary in kind.canaries:
+        finding = _one(verifier, canary.response, canary.target, {})
+        if finding.score != canary.score:
+            raise BadConfiguration(
+                f"verifier {name}: canary {canary!r} scored {finding.score} ({finding.detail})"
+            )
 
 
 def _judge(

@@ -1,7 +1,8 @@
-"""Where graders are born: a process that has imported everything once and forks a grader in milliseconds.
+"""Where graders are born: a process that has imported what they need and forks one in milliseconds.
 
-It keeps its children as zombies until told to end them, so a process id is never signalled after it was given
-to somebody else. It dies with its owner, and its children die with it.
+What few answers need (sympy) it imports in its first quiet second, so that starting is quick. It keeps its
+children as zombies until told to end them, so a process id is never signalled after it was given to somebody
+else. It dies with its owner, and its children die with it.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,7 +27,9 @@ from workers.verifiers.protocol import GraderBroken
 START_S = 60.0
 """Limit for importing; one for the rest of the control channel is below."""
 CONTROL_S = 10.0
-PRELOAD = ("mpmath", "math_verify", "workers.verifiers.math", "workers.verifiers.exact")
+PRELOAD = ("workers.verifiers.math", "workers.verifiers.exact")
+PRELOAD_LATER = ("math_verify",)
+QUIET_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -179,18 +183,15 @@ def main() -> None:
     for noisy in ("math_verify", "latex2sympy2_extended"):
         # They warn on every call that their timeouts are off, which is what a killable process is for.
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    for module in PRELOAD:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            # An extra that is not installed; what needs it says so in its verdicts.
-            print(f"nursery: {module} is not available: {error}", file=sys.stderr)
+    _preload(PRELOAD)
     libc = ctypes.CDLL(None)
-    gc.collect()
-    gc.freeze()
     control.send(b"ready")
     children: set[int] = set()
+    waiting = list(PRELOAD_LATER)
     while True:
+        if waiting and not select.select([control], [], [], QUIET_S)[0]:
+            _preload(tuple(waiting))
+            waiting.clear()
         body, passed, _, _ = socket.recv_fds(control, 4096, 1)
         if not body:
             return
@@ -205,6 +206,17 @@ def main() -> None:
             children.discard(frame["end"])
             reply = {"status": _end(frame["end"]) if known else None}
         control.send(json.dumps(reply).encode())
+
+
+def _preload(modules: tuple[str, ...]) -> None:
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            # An extra that is not installed; what needs it says so in its verdicts.
+            print(f"nursery: {module} is not available: {error}", file=sys.stderr)
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(control: socket.socket, passed: int, memory_bytes: int, libc: ctypes.CDLL) -> int:

@@ -42,7 +42,7 @@ class Finding:
 
 
 class Canary(NamedTuple):
-    """A pair whose score is known; a worker that gets another refuses work."""
+    """A pair whose score is known; a grader that finds another may judge nothing."""
 
     response: str
     target: str
@@ -55,7 +55,7 @@ class Verifier(Settings):
     version: ClassVar[str] = "1"
     """Changes whenever a verdict may change."""
     canaries: ClassVar[tuple[Canary, ...]] = ()
-    """Judged with default options when a worker starts."""
+    """Judged with default options when a worker starts, or when a verifier of one's own is first used."""
 
     def check(self, target: str | None, item: Json) -> None:
         """Raise Ungradable when nothing could ever be compared with this target."""

@@ -6,13 +6,24 @@ it is replaced by a new one, and never rewarded with 0.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 from prometheus_client import Counter
 
 from broker.bus import Bus
 from broker.errors import Poison, Retry
-from broker.messages import Event, Generation, GroupGenerated, GroupKey, GroupVerified, Verdict
+from broker.messages import (
+    Event,
+    Generation,
+    GroupGenerated,
+    GroupKey,
+    GroupVerified,
+    LogPurged,
+    RunEnded,
+    RunStarted,
+    Verdict,
+)
 from broker.serve import serve
 from broker.telemetry import Health, now_us, writer_id
 from broker.topology import VERIFIER, Log, kind_subjects
@@ -37,36 +48,59 @@ async def run(bus: Bus, *, settings: VerifierSettings, health: Health, stop: asy
         size=settings.pool, deadline_s=settings.deadline_s, memory_bytes=settings.memory_bytes
     ) as pool:
         health.note(canaries=await canaries.check(pool))
-        done = asyncio.Event()
+        ledger = Ledger()
 
         async def handle(event: Event) -> Sequence[Event]:
+            if ledger.is_over(event):
+                return []
             return [await verified(event, pool, me)]
 
         def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
             return failed(group, event, reason, me)
 
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(_watch(bus, stop, done))
+            watch = tasks.create_task(ledger.follow(bus, stop))
             try:
                 await serve(
-                    bus, VERIFIER, handle, fail=fail, slots=settings.slots, health=health, stop=done
+                    bus,
+                    VERIFIER,
+                    handle,
+                    fail=fail,
+                    slots=settings.slots,
+                    health=health,
+                    stop=ledger.done,
                 )
             finally:
                 watch.cancel()
 
 
-async def _watch(bus: Bus, stop: asyncio.Event, done: asyncio.Event) -> None:
-    """Sets `done` when told to stop, or when the run has ended: what is judged later counts for nobody."""
-    while not stop.is_set():
-        ended = await bus.last(Log.LEDGER, kind_subjects(bus.run, "run_ended"))
-        started = await bus.last(Log.LEDGER, kind_subjects(bus.run, "run_started"))
-        if ended and (started is None or started.sequence < ended.sequence):
-            break
-        try:
-            await asyncio.wait_for(stop.wait(), POLL_S)
-        except TimeoutError:
-            continue
-    done.set()
+class Ledger:
+    """What the run's ledger says that this role must know."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        """Set when told to stop, or when the run has ended: what is judged later counts for nobody."""
+        self._floor = 0
+
+    def is_over(self, event: Event) -> bool:
+        """Whether the group was purged: its output could be stored twice, and nobody waits for it."""
+        group = getattr(event, "group", None)
+        return isinstance(group, GroupKey) and group.request_seq <= self._floor
+
+    async def follow(self, bus: Bus, stop: asyncio.Event) -> None:
+        while not stop.is_set() and not await self._ended(bus):
+            purged = await bus.last(Log.LEDGER, kind_subjects(bus.run, LogPurged.KIND))
+            event = purged.event() if purged else None
+            if isinstance(event, LogPurged):
+                self._floor = event.floor
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_S)
+        self.done.set()
+
+    async def _ended(self, bus: Bus) -> bool:
+        ended = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunEnded.KIND))
+        started = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunStarted.KIND))
+        return ended is not None and (started is None or started.sequence < ended.sequence)
 
 
 async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:

@@ -1,0 +1,72 @@
+"""Grading a file: one row per line, in order; a wrong answer is a 0, an unreadable line an error."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.errors import BadConfiguration
+from tests.verifier_data import rows
+from workers.verifiers.grade import grade_file
+
+
+def graded(path: Path, *lines: object, verifier: str = "math") -> list[dict[str, object]]:
+    file = path / "answers.jsonl"
+    file.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines),
+        encoding="utf-8",
+    )
+    return list(grade_file(file, verifier))
+
+
+def test_each_line_gets_a_row_with_its_id_in_order(tmp_path: Path):
+    found = graded(
+        tmp_path,
+        {"id": "a", "gold": "1/2", "response": r"\boxed{.5}"},
+        "",
+        {"id": 7, "gold": 2, "response": r"\boxed{3}"},
+        {"gold": "2", "response": "no idea"},
+        {"id": "d", "gold": "2", "response": " 2", "verifier": "exact"},
+        {"id": "e", "gold": "see figure", "response": r"\boxed{3}"},
+        {"id": "f", "gold": "1", "response": "\\boxed{1} \ud800"},
+    )
+
+    assert [row["id"] for row in found] == ["a", 7, 4, "d", "e", "f"]
+    assert [row["score"] for row in found] == [1.0, 0.0, 0.0, 1.0, None, 1.0]
+    assert [row["status"] for row in found] == ["ok", "ok", "no_answer", "ok", "ungradable", "ok"]
+    assert found[0]["answer_key"] == "1/2"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", ":2: not JSON"),
+        ("[1]", ":2: expected an object"),
+        ({"id": 1, "gold": "1"}, ":2: response: expected text"),
+        ({"response": "1", "verifier": "nonsense"}, r":2: .*nonsense"),
+        ({"response": "1", "verifier": 3}, ":2: verifier"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_by_number(tmp_path: Path, line: object, reason: str):
+    with pytest.raises(BadConfiguration, match=reason):
+        graded(tmp_path, {"gold": "1", "response": "1"}, line)
+
+
+def test_a_missing_file_and_an_unknown_verifier_are_refused(tmp_path: Path):
+    with pytest.raises(BadConfiguration, match="cannot be opened"):
+        list(grade_file(tmp_path / "nowhere.jsonl", "math"))
+    with pytest.raises(BadConfiguration, match="expected one of"):
+        graded(tmp_path, {"gold": "1", "response": "1"}, verifier="nonsense")
+
+
+def test_the_shared_pairs_come_out_right_through_the_graders(tmp_path: Path):
+    pairs = rows("verifier_pairs/math.jsonl")
+
+    found = graded(tmp_path, *pairs)
+
+    wrong = [
+        pair["id"]
+        for pair, row in zip(pairs, found, strict=True)
+        if pair["right"] is not None and row["score"] != float(bool(pair["right"]))
+    ]
+    assert wrong == []

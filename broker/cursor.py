@@ -92,10 +92,7 @@ class JetCursor:
                 try:
                     stored = await self._resolve(stored)
                 except TooLong:
-                    # What was read before it counts; the next read tries again.
-                    if not found:
-                        raise
-                    return found
+                    return found  # the next read tries again
             self._ready_bytes -= len(self._ready.popleft().data)
             self.position = stored.sequence
             found.append(stored)

@@ -165,7 +165,8 @@ def start(directory: Path, settings: NatsSettings) -> EmbeddedNats:
 def _configuration(directory: Path, settings: NatsSettings, endpoint: Endpoint) -> str:
     store = directory / "jetstream"
     used = sum(f.stat().st_size for f in store.rglob("*") if f.is_file()) if store.exists() else 0
-    room = int(shutil.disk_usage(directory).free * DISK_SHARE) + used
+    free = int(shutil.disk_usage(directory).free * DISK_SHARE)
+    room = settings.store_bytes or free + used
     return (
         f"host: 127.0.0.1\nport: {endpoint.port}\n"
         f"max_payload: {settings.max_payload_bytes}\n"

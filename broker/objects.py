@@ -1,7 +1,7 @@
 """The object store of a run over JetStream, in the format of NATS object buckets.
 
-An object is visible once its meta message is stored, after all its chunks; replacing and deleting
-are compare-and-set on that message, so that two writers of one name never mix their chunks.
+An object is visible once its meta message is stored, after all its chunks; replacing is
+compare-and-set on that message, so that two writers of one name never mix their chunks.
 Chunks are read one question at a time: a deleted one is answered at once, nothing hangs.
 """
 
@@ -13,12 +13,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+import structlog
 
 from broker.answers import ACK_TIMEOUT_S, send_one, until_answered
 from broker.errors import TooLong
 from broker.streams import bucket, object_stream
 from broker.topology import Log
 from broker.wire import Unanswered, Wire, api, read_message
+
+log = structlog.get_logger()
 
 CHUNK_BYTES = 512 * 1024
 RETRIED_S = 0.05
@@ -92,8 +95,11 @@ class Objects:
                 return before["nuid"] if before is not None else None
 
     async def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """The object, its digest checked; None when there is none, TooLong after `wait_s`."""
-        problem = "no answer"
+        """The object, its digest checked; None when there is none, TooLong without an answer in time.
+
+        One that is damaged for all of `wait_s` counts as none: no wait will mend it.
+        """
+        damaged = False
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -104,12 +110,15 @@ class Objects:
                         data = await self._read_chunks(meta)
                         if data is not None:
                             return data
-                        problem = "chunks missing or changed"
-                    except Unanswered as unanswered:
-                        problem = str(unanswered)
+                        damaged = True
+                    except Unanswered:
+                        damaged = False
                     await asyncio.sleep(RETRIED_S)
         except TimeoutError:
-            raise TooLong(f"object {name}: not complete after {wait_s:g} s ({problem})") from None
+            if not damaged:
+                raise TooLong(f"object {name}: no answer within {wait_s:g} s") from None
+        log.error("object_damaged", object=name)
+        return None
 
     async def _read_chunks(self, meta: dict[str, Any]) -> bytes | None:
         """None when a chunk is not there or the digest differs: it was replaced or deleted meanwhile."""
@@ -131,28 +140,16 @@ class Objects:
         return data if meta["digest"] == f"SHA-256={digest}" else None
 
     async def delete(self, name: str) -> None:
-        """Remove it with its chunks; no error when there is none. Finishes a deletion that was cut short."""
+        """Remove it with its chunks; no error when there is none.
+
+        Nothing is published, so that it works when the store is full. The meta message goes last:
+        a deletion that is cut short can be repeated.
+        """
         sequence, meta = await self._meta(name)
-        if meta is None:
-            return
-        if not meta.get("deleted"):
-            tombstone = {**meta, "deleted": True, "size": 0, "chunks": 0, "digest": ""}
-            stored = await self._publish(
-                self._meta_subject(name),
-                orjson.dumps(tombstone),
-                {
-                    "Nats-Rollup": "sub",
-                    "Nats-Expected-Last-Subject-Sequence": str(sequence),
-                },
-            )
-            if not stored:  # somebody replaced or deleted it: look again
-                return await self.delete(name)
-            sequence, now = await self._meta(name)
-            if now is None or now["nuid"] != meta["nuid"]:
-                return None
-        await self._purge(self._chunk_subject(meta["nuid"]))
-        # Up to the tombstone only: a new object of that name stays.
-        await self._purge(self._meta_subject(name), before=sequence + 1)
+        if meta is not None:
+            await self._purge(self._chunk_subject(meta["nuid"]))
+            # Up to this meta message only: one that replaced it meanwhile stays.
+            await self._purge(self._meta_subject(name), before=sequence + 1)
 
     async def names(self, prefix: str) -> list[str]:
         names = []

@@ -60,6 +60,8 @@ class NatsSettings(Settings):
     """Of the embedded server: `always`, or a duration such as `2m`, which a power loss may cost."""
     max_payload_bytes: Annotated[int, Field(ge=65_536)] = 8 * 1024 * 1024
     """Of the embedded server; larger messages travel through the object store."""
+    store_bytes: Annotated[int, Field(ge=16_777_216)] | None = None
+    """Disk that the embedded server may use; None: 90 % of what is free when it starts."""
     log_bytes: Annotated[int, Field(ge=1_048_576)] = 1024 * 1024 * 1024
     """Quota of each log of the run; publishers wait when one is full."""
     connect_wait_s: Annotated[float, Field(gt=0)] = 20.0

@@ -21,8 +21,10 @@ from broker.jetbus import MARGIN_BYTES, JetStreamBus
 from broker.jetstream import shown_url
 from broker.packing import pack
 from broker.settings import NatsSettings
-from broker.streams import check_same
+from broker.streams import check_same, object_stream
+from broker.telemetry import Health
 from broker.topology import H_OBJECT, ROLLOUT_TRAIN, Log, Reader
+from broker.wire import api
 from tests.builders import a_request
 
 
@@ -199,6 +201,53 @@ async def test_a_cursor_that_is_not_read_holds_a_bounded_amount(bus: JetStreamBu
         while found < 120:
             found += len(await cursor.read(50, 1.0))
     assert cursor.position == 120
+
+
+# --- a full store -----------------------------------------------------------------------------
+
+
+async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(tmp_path: Path):
+    settings = NatsSettings(store_bytes=16 << 20, log_bytes=1 << 20)
+    server = embedded.start(tmp_path / "n", settings)
+    settings = settings.model_copy(update={"url": server.url})
+    health = Health("publisher")
+    bus = await jetstream.connect(settings, "run", health=health)
+    await bus.ensure_logs(settings)
+    await bus.put_object("a", b"1" * (15 << 20))
+
+    ids = Array(dtype="|u1", shape=(90_000,), data=b"\0" * 90_000)
+    big = asyncio.create_task(bus.put_object("b", b"2" * (4 << 20)))
+    many = [
+        asyncio.create_task(bus.publish(a_request(f"{n:08d}-0-0", prompt_ids=ids)))
+        for n in range(10)
+    ]
+    await asyncio.sleep(1.5)
+    waits = str(health.status()["waits"])
+    done = [task.done() for task in (big, *many)]
+    await bus.delete_object("a")
+    async with asyncio.timeout(20):
+        await asyncio.gather(big, *many)
+
+    assert not done[0]
+    assert not all(done[1:])
+    assert "space in OBJECTS" in waits
+    assert "space in REQUESTS" in waits
+    assert await bus.get_object("b", wait_s=10) == b"2" * (4 << 20)
+    assert (await bus.state(Log.REQUESTS)).messages == 10
+    await bus.close()
+    server.stop()
+
+
+async def test_a_damaged_object_counts_as_none_after_its_limit(bus: JetStreamBus):
+    await bus.put_object("a", b"1" * 2_000_000)
+    state = await api(bus._wire, f"STREAM.INFO.{object_stream(bus.run)}")
+    await api(
+        bus._wire,
+        f"STREAM.MSG.DELETE.{object_stream(bus.run)}",
+        {"seq": state["state"]["first_seq"] + 1},
+    )
+
+    assert await bus.get_object("a", wait_s=0.5) is None
 
 
 # --- cursors against a hostile server ----------------------------------------------------------

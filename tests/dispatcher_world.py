@@ -15,6 +15,7 @@ from broker.bus import Bus
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
 from broker.messages import (
+    CheckpointWritten,
     DroppedGroup,
     Event,
     GroupAnnotated,
@@ -23,6 +24,7 @@ from broker.messages import (
     MixtureShare,
     MixtureUpdated,
     PlannedGroup,
+    ReaderAdvanced,
     RunDraining,
     RunEnded,
     RunStarted,
@@ -312,6 +314,23 @@ class World:
             writer_id=WORLD, at_us=AT_US, update_no=update_no, mixer="static", window=0, step=0,
             request_seq=0, cut=0, domains=shares, reason="start",
         )  # fmt: skip
+
+    async def checkpoint(self) -> None:
+        """Learner, policy and recorder are done with everything up to now."""
+        await self._tell(
+            CheckpointWritten(
+                writer_id=WORLD, at_us=AT_US, step=self.windows, version=self.version,
+                uri="none", digest="d", cursor=(await self.bus.state(Log.ANNOTATED)).last,
+            )
+        )  # fmt: skip
+        for reader in ("learner", "policy", "recorder"):
+            for log in Log:
+                sequence = (await self.bus.state(log)).last
+                await self._tell(
+                    ReaderAdvanced(
+                        writer_id=WORLD, at_us=AT_US, reader=reader, log=log, sequence=sequence
+                    )
+                )
 
     async def _tell(self, event: Event) -> None:
         await self.bus.publish(event)

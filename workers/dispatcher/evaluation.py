@@ -68,13 +68,8 @@ class Evaluations:
         return self._progress.get((version, benchmark), Progress())
 
     def unsettled(self) -> int | None:
-        """The oldest request_seq without a result in an evaluation that is not finished."""
-        waiting = [
-            request_seq
-            for progress in self._progress.values()
-            for item, request_seq in progress.requested.items()
-            if item not in progress.scores
-        ]
+        """The oldest request_seq of an evaluation that is not finished: its results are needed."""
+        waiting = [min(p.requested.values()) for p in self._progress.values() if p.requested]
         return min(waiting, default=None)
 
     def begun(self) -> list[int]:

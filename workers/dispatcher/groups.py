@@ -56,6 +56,10 @@ class Bundle:
     def request_seq(self) -> int:
         return min(requested.request_seq for requested in self.groups.values())
 
+    @property
+    def last(self) -> int:
+        return max(requested.request_seq for requested in self.groups.values())
+
 
 class Groups:
     """The fold of requests and ends."""
@@ -111,6 +115,13 @@ class Groups:
         for group in list(self.open_groups()):
             if group.sequence <= up_to:
                 self.ended(group.group_id, RUN_ENDED)
+
+    def settle(self, floor: int) -> None:
+        """Requests up to this request_seq have ended and been retried or reported, it is certain."""
+        for draw, attempt in [at for at, bundle in self._open.items() if bundle.last <= floor]:
+            del self._open[draw, attempt]
+        self._retries = {d: b for d, b in self._retries.items() if b.last > floor}
+        self._given_up = {d: b for d, b in self._given_up.items() if b.last > floor}
 
     def reported(self, group_id: str) -> None:
         """It is on record that this group's sample is given up."""

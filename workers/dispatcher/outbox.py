@@ -41,8 +41,8 @@ class Outbox:
         They are folded into the state first, since their ends may be read before the broker's
         answer; compare-and-set fixes their sequences.
         """
-        before = self._state.sequence, self._state.request_seq
-        task = asyncio.ensure_future(self._store(requests, expect_log=before[0]))
+        before = self._state.mark
+        task = asyncio.ensure_future(self._store(requests, expect_log=self._state.sequence))
         self._fold(requests)
         try:
             await asyncio.wait({task}, timeout=SLOW_S)
@@ -56,7 +56,7 @@ class Outbox:
             return True
         if await self._was_stored(requests, task):
             return True
-        self._state.withdraw(requests, sequence=before[0], request_seq=before[1])
+        self._state.withdraw(requests, before)
         return False
 
     async def _store(self, requests: Sequence[GroupRequested], *, expect_log: int) -> None:

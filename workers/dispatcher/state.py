@@ -4,9 +4,7 @@ A restart folds REQUESTS, then LEDGER, then ANNOTATED, then follows all of them;
 asked. LEDGER comes before ANNOTATED, so that what arrived after the end of a run is known as late.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from broker.bus import Stored
 from broker.messages import (
@@ -37,61 +35,11 @@ from broker.topology import (
     Log,
 )
 from workers.dispatcher.evaluation import Evaluations
+from workers.dispatcher.facts import Cohort, Life, Silence
 from workers.dispatcher.groups import FAILED, RUN_ENDED, Groups, Requested
+from workers.dispatcher.spans import StepSpans
 
 STOP_REQUESTED, SAMPLE_SKIPPED = "stop_requested", "sample_skipped"
-
-
-@dataclass
-class Life:
-    """Where the run stands. Sequences in LEDGER, 0 when it never happened."""
-
-    started: int = 0
-    draining: int = 0
-    ended: int = 0
-    stop: int = 0
-    drain_reason: str = ""
-
-    @property
-    def is_draining(self) -> bool:
-        return self.draining > self.started
-
-    @property
-    def is_ended(self) -> bool:
-        return self.ended > self.started
-
-    @property
-    def stop_requested(self) -> bool:
-        return self.stop > self.started
-
-    @property
-    def hurried(self) -> bool:
-        """Asked to stop once more while it was ending."""
-        return self.is_draining and self.stop > self.draining
-
-
-@dataclass
-class Cohort:
-    """Deterministic mode: the newest set of requests that are decoded and decided together."""
-
-    number: int = 0
-    first: int = 0
-    """request_seq of its first group."""
-    touched: bool = False
-    """A decision about one of its groups has been seen."""
-    decided: bool = True
-    """All decisions about it have been seen."""
-
-
-@dataclass
-class Silence:
-    """Signs that the run learns nothing."""
-
-    dead_groups: int = 0
-    """Train groups that ended undecided or filtered since one was last admitted."""
-    dead_reasons: Counter[str] = field(default_factory=Counter)
-    silent_steps: int = 0
-    """Steps in a row without a group of unequal advantages."""
 
 
 class State:
@@ -107,6 +55,8 @@ class State:
         """Number of the last request of any purpose."""
         self.sequence = 0
         """Last message in REQUESTS."""
+        self.last_train_sequence = 0
+        """Last train request in REQUESTS: it holds the position of the mixture."""
         self.counters: MixtureCounters | None = None
         """As of the last train request."""
         self.mixture: MixtureUpdated | None = None
@@ -118,7 +68,11 @@ class State:
         self.version_of_step: dict[int, int] = {0: 0}
         self.published: int | None = None
         """Newest version whose weights can be fetched."""
+        self.weights_sequences: dict[int, int] = {}
+        """Version -> its WeightsPublished in LEDGER."""
         self.checkpoint: CheckpointWritten | None = None
+        self.checkpoint_sequence: int | None = None
+        self.spans = StepSpans()
         self.readers: dict[tuple[str, str], int] = {}
         """(reader, log) -> sequence up to which it is done."""
         self.floor = 0
@@ -140,6 +94,7 @@ class State:
         group_id = stored.headers[H_GROUP]
         match stored.headers[H_PURPOSE]:
             case "train":
+                self.last_train_sequence = stored.sequence
                 self.groups.requested(Requested(group_id, request_seq, stored.sequence))
             case "eval":
                 self.evaluations.requested(group_id, request_seq)
@@ -154,11 +109,14 @@ class State:
             first = request.group.request_seq + 1 - (request.cohort_size or 1)
             self.cohort = Cohort(request.cohort, first, touched=False, decided=False)
 
-    def withdraw(
-        self, requests: Sequence[GroupRequested], *, sequence: int, request_seq: int
-    ) -> None:
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """Where REQUESTS stands, for `withdraw`."""
+        return self.sequence, self.request_seq, self.last_train_sequence
+
+    def withdraw(self, requests: Sequence[GroupRequested], mark: tuple[int, int, int]) -> None:
         """Requests that were folded and then not stored, because the run ends: nothing follows them."""
-        self.sequence, self.request_seq = sequence, request_seq
+        self.sequence, self.request_seq, self.last_train_sequence = mark
         for request in requests:
             if request.group.purpose == "train":
                 self.groups.withdraw(request.group.group_id)
@@ -238,13 +196,14 @@ class State:
     def _apply_progress(self, event: Event, sequence: int) -> None:
         match event:
             case StepPlanned():
-                self._planned[event.step] = event
+                self._plan(event, sequence)
             case StepCommitted():
                 self._commit(event, sequence)
             case WeightsPublished():
                 self.published = max(event.version, self.published or 0)
+                self.weights_sequences[event.version] = sequence
             case CheckpointWritten():
-                self.checkpoint = event
+                self.checkpoint, self.checkpoint_sequence = event, sequence
             case MixtureUpdated():
                 self.mixture = event
             case EvaluationFinished():
@@ -252,10 +211,23 @@ class State:
             case ReaderAdvanced():
                 self.readers[event.reader, event.log] = event.sequence
             case LogPurged():
-                self.floor = max(self.floor, event.floor)
-                self.request_seq = max(self.request_seq, event.floor)
+                self._purge(event.floor)
             case _:
                 pass
+
+    def _plan(self, planned: StepPlanned, sequence: int) -> None:
+        self._planned[planned.step] = planned
+        ids = [group.group_id for group in (*planned.groups, *planned.dropped)]
+        found = [group for group_id in ids if (group := self.groups.find(group_id)) is not None]
+        self.spans.planned(planned.step, sequence, [group.request_seq for group in found])
+
+    def _purge(self, floor: int) -> None:
+        """What told of these requests' ends may be gone; that they ended is certain."""
+        self.floor = max(self.floor, floor)
+        self.request_seq = max(self.request_seq, floor)
+        self.groups.settle(floor)
+        self.spans.forget(floor)
+        self._probes = {probe: seq for probe, seq in self._probes.items() if seq > floor}
 
     def _commit(self, committed: StepCommitted, sequence: int) -> None:
         self.step = max(self.step, committed.step)

@@ -21,6 +21,7 @@ from workers.dispatcher.ending import Ending, why_drain
 from workers.dispatcher.evaluating import Evaluating
 from workers.dispatcher.finishing import Finishing
 from workers.dispatcher.following import Followers, catch_up
+from workers.dispatcher.janitor import Janitor
 from workers.dispatcher.opening import (
     Start,
     last_start,
@@ -130,7 +131,11 @@ async def _live(bus: Bus, work: Work, start: Start, health: Health, stop: asynci
             health=health,
             stop=stop,
         )
-        await _beside(dispatcher.live(), followers.follow())
+        janitor = Janitor(bus, state, outbox)
+        try:
+            await _beside(_beside(dispatcher.live(), followers.follow()), janitor.work())
+        finally:
+            await janitor.close()
     finally:
         await followers.close()
 

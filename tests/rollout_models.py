@@ -83,9 +83,18 @@ def save_weights(model: PreTrainedModel, file: Path) -> Path:
     return file
 
 
-def a_decoder(folder: Path, weights: Path, *, max_rows: int = 16, version: int = 0) -> Decoder:
+def a_decoder(
+    folder: Path,
+    weights: Path,
+    *,
+    max_rows: int = 16,
+    version: int = 0,
+    ends: frozenset[int] | None = None,
+) -> Decoder:
+    """ends: the folder's own by default; none keeps every answer going to its limit."""
     model = build_model(folder, device=torch.device("cpu"), dtype=torch.float32)
-    decoder = Decoder(model, end_tokens(folder), max_rows=max_rows)
+    ends = end_tokens(folder) if ends is None else ends
+    decoder = Decoder(model, ends, max_rows=max_rows)
     swap(decoder, weights, version)
     return decoder
 

@@ -29,9 +29,16 @@ torch.set_num_threads(1)
 RAGGED = [[5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21, 22, 23, 24, 25]]
 
 
-def a_pair(folder: Path, family: str = "llama", **settings: int) -> tuple[Decoder, PreTrainedModel]:
+def a_pair(
+    folder: Path,
+    family: str = "llama",
+    *,
+    max_rows: int = 16,
+    ends: frozenset[int] | None = None,
+) -> tuple[Decoder, PreTrainedModel]:
     model = a_model(family)
-    return a_decoder(a_folder(folder, family), save_weights(model, folder / "w"), **settings), model
+    weights = save_weights(model, folder / "w")
+    return a_decoder(a_folder(folder, family), weights, max_rows=max_rows, ends=ends), model
 
 
 def check_against(model: PreTrainedModel, job: Job, answer: Answer) -> None:
@@ -118,10 +125,9 @@ def test_a_group_larger_than_the_engine_runs_alone(tmp_path: Path):
 def test_weights_swapped_in_flight_rule_from_the_next_token_on(tmp_path: Path):
     old, new = a_model(seed=0), a_model(seed=1)
     old_file, new_file = save_weights(old, tmp_path / "old"), save_weights(new, tmp_path / "new")
-    decoder = a_decoder(a_folder(tmp_path), old_file, version=4)
+    # An end token would cut the scenario short.
+    decoder = a_decoder(a_folder(tmp_path), old_file, version=4, ends=frozenset())
     first, second = (a_job([5, 6, 7], (s,), temperature=0, max_tokens=12) for s in (1, 2))
-    # The end token would cut the scenario short: never let it win.
-    decoder._batch._end_tokens.zero_()
     tickets = [Ticket(first), Ticket(second)]
     decoder.submit(tickets[0])
     with torch.inference_mode():
@@ -169,22 +175,23 @@ def test_after_a_swap_new_prompts_follow_the_new_weights_alone(tmp_path: Path):
 def test_spans_stay_right_over_many_swaps(tmp_path: Path):
     model = a_model()
     file = save_weights(model, tmp_path / "w")
-    decoder = a_decoder(a_folder(tmp_path), file, max_rows=3, version=0)
-    decoder._batch._end_tokens.zero_()
+    decoder = a_decoder(a_folder(tmp_path), file, max_rows=3, version=0, ends=frozenset())
     tickets = [Ticket(a_job(seeds=(i,), max_tokens=4 + i)) for i in range(8)]
     began: dict[Ticket, int] = {}
     done = {}
     for ticket in tickets:
         decoder.submit(ticket)
 
+    step = 0
     with torch.inference_mode():
         while decoder.busy:
             # The version of a token is the step in which it is sampled.
-            swap(decoder, file, decoder._step)
+            swap(decoder, file, step)
             done.update(decoder.advance())
             for ticket in tickets:
                 if ticket.started_at_us and ticket not in began:
-                    began[ticket] = decoder._step - 1
+                    began[ticket] = step
+            step += 1
 
     for ticket in tickets:
         (answer,) = answers(done[ticket])
@@ -196,52 +203,48 @@ def test_spans_stay_right_over_many_swaps(tmp_path: Path):
     assert len(decoder._versions) <= 12
 
 
-def an_answer_ending_at(
-    decoder: Decoder, token_index: int, *, max_tokens: int, ends: list[int]
-) -> tuple[Answer, int]:
-    """A greedy answer in which token `token_index` is made an end token, and that token."""
-    decoder._batch._end_tokens.zero_()
-    (free,) = decode(decoder, [a_job(seeds=(1,), temperature=0, max_tokens=20)])
-    end = int(answers(free)[0].token_ids[token_index])
-    decoder._batch._end_tokens[[end, *ends]] = True
+def greedy(folder: Path, ends: set[int], *, max_tokens: int, family: str = "llama") -> Answer:
+    """The likeliest answer of one model when these tokens end an answer."""
+    decoder, _ = a_pair(folder, family, ends=frozenset(ends))
     (result,) = decode(decoder, [a_job(seeds=(1,), temperature=0, max_tokens=max_tokens)])
-    return answers(result)[0], end
+    return answers(result)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_first_end_token_is_kept_and_nothing_after_it(tmp_path: Path, family: str):
-    decoder, _ = a_pair(tmp_path, family)
+    free = greedy(tmp_path, set(), max_tokens=20, family=family)
+    end = int(free.token_ids[3])
+    first = free.token_ids.tolist().index(end)
 
-    answer, end = an_answer_ending_at(decoder, 3, max_tokens=20, ends=[])
+    answer = greedy(tmp_path, {end}, max_tokens=20, family=family)
 
+    assert (free.finish_reason, len(free.token_ids)) == ("length", 20)
     assert answer.finish_reason == "stop"
-    assert answer.token_ids[-1] == end
-    assert end not in answer.token_ids[:-1]
-    assert len(answer.logprobs) == len(answer.token_ids) <= 4
+    assert answer.token_ids.tolist() == free.token_ids[: first + 1].tolist()
+    np.testing.assert_allclose(answer.logprobs, free.logprobs[: first + 1], atol=1e-5)
 
 
 def test_an_end_token_at_the_limit_is_a_stop(tmp_path: Path):
-    decoder, _ = a_pair(tmp_path)
-    answer, end = an_answer_ending_at(decoder, 3, max_tokens=20, ends=[])
-    length = len(answer.token_ids)
+    free = greedy(tmp_path, set(), max_tokens=20)
+    end = int(free.token_ids[3])
+    length = free.token_ids.tolist().index(end) + 1
 
-    at_limit, _ = an_answer_ending_at(decoder, 3, max_tokens=length, ends=[])
-    before_limit, _ = an_answer_ending_at(decoder, 3, max_tokens=length - 1, ends=[])
+    at_limit = greedy(tmp_path, {end}, max_tokens=length)
+    before_limit = greedy(tmp_path, {end}, max_tokens=length - 1)
 
-    assert (at_limit.finish_reason, at_limit.token_ids[-1]) == ("stop", end)
-    assert before_limit.finish_reason == "length"
-    assert end not in before_limit.token_ids
-    assert len(before_limit.token_ids) == length - 1
+    assert (at_limit.finish_reason, len(at_limit.token_ids)) == ("stop", length)
+    assert (before_limit.finish_reason, len(before_limit.token_ids)) == ("length", length - 1)
 
 
 def test_any_of_several_end_tokens_ends_an_answer(tmp_path: Path):
-    decoder, _ = a_pair(tmp_path)
-    unused = VOCABULARY - 1
+    free = greedy(tmp_path, set(), max_tokens=20)
+    early, late = int(free.token_ids[2]), int(free.token_ids[4])
+    firsts = [free.token_ids.tolist().index(end) for end in (early, late)]
 
-    answer, end = an_answer_ending_at(decoder, 2, max_tokens=20, ends=[0, unused])
+    answer = greedy(tmp_path, {early, late, VOCABULARY + 5}, max_tokens=20)
 
     assert answer.finish_reason == "stop"
-    assert answer.token_ids[-1] in (end, 0, unused)
+    assert len(answer.token_ids) == min(firsts) + 1
 
 
 def test_a_group_with_logits_that_are_not_finite_is_refused_and_harms_no_other(tmp_path: Path):
@@ -310,8 +313,7 @@ def test_a_job_that_can_never_be_answered_is_refused(tmp_path: Path, job: Job, r
 
 
 def test_a_job_that_just_fits_is_answered_to_its_end(tmp_path: Path):
-    decoder, model = a_pair(tmp_path)
-    decoder._batch._end_tokens.zero_()
+    decoder, model = a_pair(tmp_path, ends=frozenset())
     job = a_job([5] * 56, (1,), temperature=0, max_tokens=8)
 
     assert decoder.refusal(job) is None

@@ -87,6 +87,11 @@ class Group:
                 "from the whole distribution: expected 1, 0, 0, 1"
             )
         prompt_ids = unpack(request.prompt_ids)
+        if prompt_ids.dtype != np.int32 or prompt_ids.ndim != 1:
+            raise Poison(
+                f"prompt_ids of type {prompt_ids.dtype} and shape {prompt_ids.shape}; "
+                "expected int32, shape (P,)"
+            )
         return Job(request.group.group_id, prompt_ids, self._seeds(request), sampling)
 
     def generated(self, request: GroupRequested, result: Result) -> GroupGenerated:

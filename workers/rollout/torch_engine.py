@@ -14,7 +14,7 @@ from workers.rollout.decoder import Decoder, Ticket
 from workers.rollout.engine import EngineError, Job, Refused, Result
 from workers.rollout.model import build_model, end_tokens, install_weights, stage_weights
 
-JOIN_LIMIT_S = 5.0
+JOIN_LIMIT_S = 2.0
 
 
 class TorchEngine:

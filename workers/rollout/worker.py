@@ -92,8 +92,7 @@ async def run(
             for task in tasks:
                 task.cancel()
     finally:
-        await engine.close()
-        await pinned.close()
+        await asyncio.gather(engine.close(), pinned.close())
 
 
 async def _leave(leaving: asyncio.Event, stop: asyncio.Event, ledger: LedgerView) -> None:

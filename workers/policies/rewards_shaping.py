@@ -1,0 +1,63 @@
+"""Rewards shaped after the verdict: length, scale, process scores."""
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from workers.policies.group import Group
+from workers.policies.registry import Method
+from workers.policies.rewards import REWARDS
+
+
+def overlong_penalty(lengths_G: np.ndarray, max_tokens: int, buffer: int) -> np.ndarray:
+    """0 up to max_tokens - buffer, falling linearly to -1 at max_tokens and beyond, (G,)."""
+    return np.clip((max_tokens - buffer - lengths_G) / buffer, -1.0, 0.0)
+
+
+@REWARDS.register("overlong")
+class Overlong(Method):
+    """Adds the soft overlong punishment (DAPO, arXiv:2503.14476, C2) [TEXT].
+
+    DAPO adds it to rewards of -1 and 1; with 0 and 1 a `factor` of .5 is the same trade.
+    """
+
+    max_tokens: int = Field(ge=1)
+    buffer: int = Field(ge=1)
+    factor: float = Field(default=1.0, ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Overlong":
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"buffer {self.buffer}: expected at most max_tokens {self.max_tokens}")
+        return self
+
+    def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
+        return rewards_G + self.factor * overlong_penalty(
+            group.lengths_G, self.max_tokens, self.buffer
+        )
+
+
+@REWARDS.register("affine")
+class Affine(Method):
+    """scale * r + shift."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
+        return self.scale * rewards_G + self.shift
+
+
+@REWARDS.register("process")
+class Process(Method):
+    """share * P + (1 - share) * r: mixed first, normalised afterwards (C5) [SEED].
+
+    P is the verdict's component of that name, 0 without one. From share = 1 / (1 + dP) on, a
+    wrong answer with a better process outranks a right one.
+    """
+
+    share: float = Field(default=0.5, ge=0, le=1)
+    component: str = "process"
+
+    def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
+        process_G = np.array([c.get(self.component, 0.0) for c in group.components])
+        return self.share * process_G + (1 - self.share) * rewards_G

@@ -49,6 +49,10 @@ def postgres_server() -> Iterator[str]:
             pytest.skip(str(error))
         try:
             with psycopg.connect(server.url, autocommit=True) as connection:
+                for name in ("fsync", "full_page_writes", "synchronous_commit"):
+                    # A power loss cannot happen to a test: no wait for the disk.
+                    connection.execute(f"ALTER SYSTEM SET {name} = off".encode())
+                connection.execute("SELECT pg_reload_conf()")
                 connection.execute("CREATE DATABASE template_sluice")
             upgrade(with_database(server.url, "template_sluice"))
             yield server.url

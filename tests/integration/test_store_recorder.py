@@ -126,7 +126,7 @@ def messages() -> list[Stored]:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
 def test_any_interleaving_of_logs_batches_and_redelivery_gives_equal_tables(

@@ -14,6 +14,8 @@ from ops.settings import Configuration
 SHOWN = 2
 """Prompts shown of each source."""
 MIB, GIB = 2**20, 2**30
+TORCH_PROCESS = 300 * MIB
+"""Of a process that has imported torch and does nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def estimate(configuration: Configuration, shape: Shape, prompt_tokens: int) -> 
     # Token ids and log-probabilities, in REQUESTS once and in the three later logs each, and some text.
     per_answer = 3 * (8 * c.sampling.max_tokens + 600)
     return Estimate(
-        learner=4 * weights + activations,
-        rollout=c.rollout.processes * (2 * weights + cache),
+        learner=TORCH_PROCESS + 4 * weights + activations,
+        rollout=c.rollout.processes * (TORCH_PROCESS + 2 * weights + cache),
         checkpoints=(c.learner.keep_checkpoints + 1) * 3 * weights,
         weights=(c.run.pace_steps + 3) * weights,
         logs=min(answers * per_answer, 5 * c.nats.log_bytes),

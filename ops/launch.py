@@ -11,8 +11,8 @@ import structlog
 
 from broker.errors import BadConfiguration
 from ops import roles, settings, toml
-from ops.local import Supervisor, lock_run
-from ops.paths import RunPaths, find_run
+from ops.local import Supervisor
+from ops.paths import RunPaths, find_run, lock_run
 from ops.progress import make_display
 from ops.settings import Configuration
 

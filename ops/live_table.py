@@ -5,7 +5,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ops.progress import Pulse, clock, counts, number, percent, waited_for, warmup
+from ops.progress import Pulse, clock, counts, end_of, ending, number, percent, waited_for, warmup
 from ops.view import RunView
 
 
@@ -15,12 +15,12 @@ def render(view: RunView, pulse: Pulse, *, steps: int, title: str, now_us: int) 
 
 
 def _heading(view: RunView, pulse: Pulse, steps: int, title: str, now_us: int) -> RenderableType:
-    since = clock((now_us - (view.started_us or now_us)) / 1e6)
+    since = clock((end_of(view, now_us) - (view.started_us or now_us)) / 1e6)
     left = view.seconds_left(steps)
     if view.ready_us is None:
         state = warmup(pulse)
     elif view.ended is not None:
-        state = f"ended ({view.ended.status}), the store is catching up"
+        state = ending(view)
     elif view.draining is not None:
         state = f"draining: {view.draining}"
     else:

@@ -5,7 +5,6 @@ once ends the run cleanly, twice stops the processes where they are, to be resum
 """
 
 import asyncio
-import fcntl
 import os
 import signal
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import structlog
 
 from broker import jetstream
 from broker.bus import Bus, Cursor
-from broker.errors import BadConfiguration, SluiceError
+from broker.errors import SluiceError
 from broker.messages import Incident
 from broker.telemetry import now_us, writer_id
 from broker.topology import Log
@@ -110,6 +109,7 @@ class Supervisor:
     async def close(self) -> None:
         self._display.close()
         await self.services.close()
+        write_json(self.paths.pids, {role: [] for role in self._pids()})
 
     def _role_counts(self) -> dict[str, int]:
         c = self.configuration
@@ -172,11 +172,14 @@ class Supervisor:
     def _may_end(self) -> bool:
         return self.view.ended is not None or self.interrupts > 1
 
-    def _write_pids(self) -> None:
+    def _pids(self) -> dict[str, list[int]]:
         pids: dict[str, list[int]] = {"supervisor": [os.getpid()], **self.services.pids()}
         for child in self._children:
             pids.setdefault(child.job.role, []).extend([child.pid] if child.pid else [])
-        write_json(self.paths.pids, pids)
+        return pids
+
+    def _write_pids(self) -> None:
+        write_json(self.paths.pids, self._pids())
 
     async def _end_children(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -270,14 +273,3 @@ async def request_stop(bus: Bus, why: str) -> None:
             detail=why,
         )
     )
-
-
-def lock_run(paths: RunPaths) -> int:
-    """Held while this process lives: one supervisor a run."""
-    descriptor = os.open(paths.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise BadConfiguration(f"run {paths.run_id}: another `sluice run` is at it") from error
-    return descriptor

@@ -1,5 +1,6 @@
 """Where runs and their services live on disk, and how a command names a run."""
 
+import fcntl
 import json
 import os
 import tempfile
@@ -91,3 +92,14 @@ def write_json(path: Path, tree: Any) -> None:
         file.write(text)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
+
+
+def lock_run(paths: RunPaths) -> int:
+    """Held while this process lives: one supervisor a run."""
+    descriptor = os.open(paths.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise BadConfiguration(f"run {paths.run_id}: another `sluice run` is at it") from error
+    return descriptor

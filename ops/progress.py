@@ -5,7 +5,7 @@ Both are drawn by pure functions from the ledger's view and what the processes s
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -41,17 +41,28 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def waited_for(pulse: Pulse) -> str:
-    """Which role holds up the flow: the one furthest down the stream that has work in its queue."""
-    waits = {str(s.get("role")): [w["for"] for w in s.get("waits", ())] for s in pulse.statuses}
-    learner = next((w for role, w in waits.items() if "learner" in role), None)
+    """Which role holds up the flow: the learner while it computes, else the one with the longest queue."""
+    waits = waits_by_role(pulse.statuses)
+    learner = next((found for role, found in waits.items() if "learner" in role), None)
     if learner is None:
-        return "learner (not there)"
-    if not learner:
+        return "learner to start"
+    if not learner or COMPUTES & set(learner):
         return "learner"
-    for role in ("policy", "verifier", "rollout"):
-        if pulse.depths.get(role, 0) > 0:
-            return role
-    return f"dispatcher (learner waits for {learner[0]})"
+    queues = {role: pulse.depths.get(role, 0) for role in ("policy", "verifier", "rollout")}
+    longest = max(queues, key=lambda role: queues[role])
+    return longest if queues[longest] else f"dispatcher (learner waits for {learner[0]})"
+
+
+COMPUTES = {"model", "warm-up", "step"}
+"""What the learner calls its own computations: a wait only for the event loop that started them."""
+
+
+def waits_by_role(statuses: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for status in statuses:
+        names = [str(wait["for"]) for wait in status.get("waits", ())]
+        found.setdefault(str(status.get("role")), []).extend(names)
+    return found
 
 
 def warmup(pulse: Pulse) -> str:
@@ -64,7 +75,7 @@ def warmup(pulse: Pulse) -> str:
 
 
 def queue_depths(
-    states: Mapping[Log, LogState], statuses: Iterable[Mapping[str, Any]]
+    states: Mapping[Log, LogState], statuses: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
     """Role -> messages that wait for it; for the learner, windows.
 
@@ -73,8 +84,11 @@ def queue_depths(
     """
     depths = {reader: n for state in states.values() for reader, n in state.pending.items()}
     said = {key: value for status in statuses for key, value in status.items()}
+    idle = "verified groups" in waits_by_role(statuses).get("policy", ())
     if Log.VERIFIED in states and "verified_position" in said:
-        depths["policy"] = max(0, states[Log.VERIFIED].last - int(said["verified_position"]))
+        # Its position passes over evaluations only when a training group comes: idle means 0.
+        behind = states[Log.VERIFIED].last - int(said["verified_position"])
+        depths["policy"] = 0 if idle else max(0, behind)
     if "window" in said and "step" in said:
         # The policy fills window w: those before it are closed, and each becomes a step.
         depths["learner"] = max(0, int(said["window"]) - 1 - int(said["step"]))
@@ -99,15 +113,26 @@ def counts(view: RunView) -> str:
     )
 
 
+def end_of(view: RunView, now_us: int) -> int:
+    """Now, or when the run was over."""
+    return now_us if view.ended is None else view.ended.at_us
+
+
+def ending(view: RunView) -> str:
+    behind = sum(view.recorder_behind().values())
+    status = "" if view.ended is None else view.ended.status
+    return f"ended ({status})" + (f"; the store has {behind} messages to write" if behind else "")
+
+
 def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
     """One line that says how the run stands."""
-    since = clock((now_us - (view.started_us or now_us)) / 1e6)
+    since = clock((end_of(view, now_us) - (view.started_us or now_us)) / 1e6)
     if view.ready_us is None:
         return f"[{since}] {warmup(pulse)} · waiting for {waited_for(pulse)}"
     left = view.seconds_left(steps)
     parts = [f"[{since}] step {view.step}/{steps}"]
     if view.ended is not None:
-        parts.append(f"ended ({view.ended.status}); the store is catching up")
+        parts.append(ending(view))
     elif view.draining is not None:
         parts.append(f"draining: {view.draining}")
     elif left is not None:
@@ -117,8 +142,6 @@ def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
     )
     if rewards:
         parts.append(f"reward {rewards}")
-    if view.evaluations:
-        parts.append(f"held-out {accuracies(view)}")
     parts += [f"staleness ≤ {view.staleness_max}", f"groups {counts(view)}"]
     if (rate := view.samples_per_s()) is not None:
         parts.append(f"{rate:.0f} samples/s")
@@ -151,6 +174,8 @@ class PlainDisplay:
         now = time.monotonic()
         if now < self._next and evaluations == self._evaluations:
             return
+        if evaluations != self._evaluations:
+            self.say(f"held-out accuracy: {accuracies(view)}")
         self._next, self._evaluations = now + self._every_s, evaluations
         self.say(plain_line(view, pulse, steps=self._steps, now_us=time.time_ns() // 1000))
 

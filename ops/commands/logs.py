@@ -69,7 +69,7 @@ def supervisor_alive(paths: "RunPaths") -> bool:
     import os
 
     from broker.errors import BadConfiguration
-    from ops.local import lock_run
+    from ops.paths import lock_run
 
     try:
         os.close(lock_run(paths))

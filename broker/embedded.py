@@ -73,7 +73,7 @@ class EmbeddedNats:
 
     def __init__(self, directory: Path, settings: NatsSettings, binary: str) -> None:
         self._directory = directory
-        self._lock = _lock(directory)
+        self._lock: int | None = _lock(directory)
         self._binary = binary
         before = _read_endpoint(directory)
         if before is not None:
@@ -139,7 +139,7 @@ class EmbeddedNats:
         self.wait_ready()
 
     def stop(self) -> None:
-        """End it in order; killed after a limit. Its directory is free again."""
+        """End it in order; killed after a limit. Its directory is free again. May be repeated."""
         if self.is_running:
             self._process.terminate()
             try:
@@ -147,7 +147,9 @@ class EmbeddedNats:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(timeout=STOP_LIMIT_S)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def start(directory: Path, settings: NatsSettings) -> EmbeddedNats:

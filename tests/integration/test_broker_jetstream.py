@@ -1,9 +1,6 @@
 """What only a real server shows: settings read back, refusals, payload limits, its own directory."""
 
 import asyncio
-import json
-import os
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -26,6 +23,7 @@ from broker.telemetry import Health
 from broker.topology import H_OBJECT, ROLLOUT_TRAIN, Log, Reader
 from broker.wire import api
 from tests.builders import a_request
+from tests.integration.conftest import Start
 
 
 def a_fresh_id() -> str:
@@ -206,10 +204,11 @@ async def test_a_cursor_that_is_not_read_holds_a_bounded_amount(bus: JetStreamBu
 # --- a full store -----------------------------------------------------------------------------
 
 
-async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(tmp_path: Path):
-    settings = NatsSettings(store_bytes=16 << 20, log_bytes=1 << 20)
-    server = embedded.start(tmp_path / "n", settings)
-    settings = settings.model_copy(update={"url": server.url})
+async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(
+    start: Start, tmp_path: Path
+):
+    server = start(tmp_path / "n", store_bytes=16 << 20)
+    settings = NatsSettings(url=server.url, log_bytes=1 << 20)
     health = Health("publisher")
     bus = await jetstream.connect(settings, "run", health=health)
     await bus.ensure_logs(settings)
@@ -235,7 +234,6 @@ async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(tmp_pa
     assert await bus.get_object("b", wait_s=10) == b"2" * (4 << 20)
     assert (await bus.state(Log.REQUESTS)).messages == 10
     await bus.close()
-    server.stop()
 
 
 async def test_a_damaged_object_counts_as_none_after_its_limit(bus: JetStreamBus):
@@ -275,72 +273,3 @@ async def test_a_cursor_whose_consumer_vanishes_at_any_time_skips_nothing(
             found += [stored.sequence for stored in await cursor.read(100, 0.5)]
     await cursor.close()
     assert found == list(range(before + 1, published + 1))
-
-
-# --- the server's directory -------------------------------------------------------------------
-
-
-def test_a_restart_keeps_port_and_password_and_the_data(tmp_path: Path):
-    first = embedded.start(tmp_path / "n", NatsSettings())
-    url = first.url
-    first.stop()
-
-    second = embedded.start(tmp_path / "n", NatsSettings())
-    second.stop()
-
-    assert second.url == url
-
-
-def test_credentials_are_readable_by_the_owner_alone(tmp_path: Path):
-    server = embedded.start(tmp_path / "n", NatsSettings())
-    server.stop()
-
-    for name in ("nats.conf", "endpoint.json"):
-        assert (tmp_path / "n" / name).stat().st_mode & 0o077 == 0
-
-
-def test_a_directory_belongs_to_one_process_at_a_time(tmp_path: Path):
-    server = embedded.start(tmp_path / "n", NatsSettings())
-
-    with pytest.raises(BadConfiguration, match="in use"):
-        embedded.start(tmp_path / "n", NatsSettings())
-
-    server.stop()
-    embedded.start(tmp_path / "n", NatsSettings()).stop()
-
-
-def test_a_server_left_over_by_a_killed_supervisor_is_ended_first(tmp_path: Path):
-    directory = tmp_path / "n"
-    supervisor = os.fork()
-    if supervisor == 0:  # a child that starts a server and dies without stopping it
-        embedded.start(directory, NatsSettings())
-        os._exit(0)
-    os.waitpid(supervisor, 0)
-    orphan = json.loads((directory / "endpoint.json").read_text())["pid"]
-    assert Path(f"/proc/{orphan}").exists()
-
-    server = embedded.start(directory, NatsSettings())
-
-    command = Path(f"/proc/{orphan}/cmdline")
-    assert not command.exists() or b"nats-server" not in command.read_bytes()
-    server.stop()
-
-
-def test_a_server_that_cannot_start_says_why(tmp_path: Path):
-    with pytest.raises(Unreachable, match="sync_interval"):
-        embedded.start(tmp_path / "n", NatsSettings(sync_interval="soon"))
-
-
-def test_a_killed_server_is_seen_and_restarted(tmp_path: Path):
-    server = embedded.start(tmp_path / "n", NatsSettings())
-    os.kill(server.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while server.is_running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    dead = not server.is_running
-
-    server.restart()
-
-    assert dead
-    assert server.is_running
-    server.stop()

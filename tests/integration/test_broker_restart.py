@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from broker import embedded, jetstream
+from broker import jetstream
 from broker.bus import Bus
 from broker.embedded import EmbeddedNats
-from broker.errors import BadConfiguration
 from broker.jetbus import JetStreamBus
 from broker.settings import NatsSettings
 from broker.topology import H_GROUP, READERS, Log, Reader
 from tests.builders import a_generated, a_request
+from tests.integration.conftest import Start
 
 QUICK = Reader("quick", Log.GENERATED, ("train",), ack_wait_s=2)
 """Redelivers what died with a connection soon enough for a test."""
@@ -25,15 +25,8 @@ BATCH = 50
 
 
 @pytest.fixture
-def server(tmp_path: Path):
-    try:
-        started = embedded.start(tmp_path / "nats", NatsSettings())
-    except BadConfiguration as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-    yield started
-    started.stop()
+def server(start: Start, tmp_path: Path) -> EmbeddedNats:
+    return start(tmp_path / "nats")
 
 
 @pytest.fixture

@@ -86,6 +86,8 @@ class EmbeddedPostgres:
             os.close(self._user)
             self._user = -1
             if last and _postmaster(self.directory / "data"):
+                # Rights on the way there may have been taken back since the start.
+                let_server_user_in(self.directory, _binaries())
                 _end(self.directory / "data")
 
 

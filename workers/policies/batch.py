@@ -4,10 +4,11 @@ Shape legend: B rows of the window, groups one after the other; G rows of one gr
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from broker.messages import Json
 from workers.policies.group import Group
 
 
@@ -24,6 +25,10 @@ class Batch:
     """bool; an unusable row gets advantage 0 and weight 0 whatever a method says."""
     lengths_B: np.ndarray
     """Tokens, int64."""
+    window: int = 0
+    """Its number: what seeded choices are drawn from."""
+    memory: Json = field(default_factory=dict[str, object])
+    """Of the weight method, from window to window; JSON values."""
 
     def __len__(self) -> int:
         return len(self.rewards_B)

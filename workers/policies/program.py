@@ -21,7 +21,9 @@ from workers.policies.advantages import ADVANTAGES, Advantage
 from workers.policies.batch import Batch, make_batch
 from workers.policies.combine import build_weight
 from workers.policies.group import Group
+from workers.policies.masks import MASKS, Mask
 from workers.policies.mixers import MIXERS, Mixer
+from workers.policies.presets import resolve
 from workers.policies.registry import Named
 from workers.policies.rewards import REWARDS, Reward
 from workers.policies.settings import PolicySettings
@@ -65,21 +67,25 @@ class Program:
     """Target, admission, reward, advantage and weight in this order; and the mixture."""
 
     def __init__(self, settings: PolicySettings) -> None:
+        settings = resolve(settings)
         self.target: Named[Target] = TARGETS.build(settings.target)
         self.admit: list[Named[Admission]] = [ADMISSIONS.build(s) for s in settings.admit]
         self.reward: list[Named[Reward]] = [REWARDS.build(s) for s in settings.reward]
         self.advantage: Named[Advantage] = ADVANTAGES.build(settings.advantage)
+        self.mask: list[Named[Mask]] = [MASKS.build(s) for s in settings.mask]
         self.weight: Named[Weight] = build_weight(settings.weight)
         self.mixer: Named[Mixer] = MIXERS.build(settings.mixer)
         if not self.reward:
             raise BadConfiguration("policy.reward (): expected at least one method")
-        stages = [self.target, *self.admit, *self.reward, self.advantage, self.weight]
+        stages = [
+            self.target, *self.admit, *self.reward, self.advantage, *self.mask, self.weight,
+        ]  # fmt: skip
         self._remembering: dict[str, Remembers] = {
             stage.name: cast("Remembers", stage.method)
             for stage in stages
             if hasattr(stage.method, "observe")
         }
-        self.name = f"{self.advantage.name}-{self.weight.name}"
+        self.name = settings.preset or f"{self.advantage.name}-{self.weight.name}"
         tables = [stage.table for stage in [*stages, self.mixer]]
         canonical = json.dumps(tables, sort_keys=True, default=str)
         self.version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -87,7 +93,7 @@ class Program:
 
     @property
     def remembers(self) -> bool:
-        """Whether any stage keeps histories."""
+        """Whether any stage keeps histories, so that a snapshot may be large."""
         return bool(self._remembering)
 
     def judge(self, group: Group, memory: Memory) -> Judged:
@@ -117,26 +123,36 @@ class Program:
         }
         return next((r for r in ("nonfinite", "ungraded") if r in reasons), "empty")
 
-    def decide(self, judged: Sequence[Judged]) -> WindowDecision:
-        """Advantages and weights over a whole window of admitted groups."""
+    def decide(
+        self, judged: Sequence[Judged], window: int = 0, memory: Memory | None = None
+    ) -> WindowDecision:
+        """Advantages, masks and weights over a whole window of admitted groups."""
         batch = make_batch([j.group for j in judged], [j.rewards_G for j in judged])
         advantages_B = np.asarray(self.advantage.method(batch), dtype=np.float64)
         # A method that fails on a row must not poison the step: the row is left out.
         usable_B = batch.usable_B & np.isfinite(advantages_B)
-        batch = replace(batch, usable_B=usable_B)
         advantages_B = np.where(usable_B, advantages_B, 0.0)
-        weights = self.weight.method(batch, advantages_B)
+        reasons_B = [""] * len(batch)
+        for mask in self.mask:
+            for row in np.flatnonzero(usable_B & ~mask.method(batch)):
+                reasons_B[row] = reasons_B[row] or f"masked:{mask.name}"
+        unmasked_B = np.array([not reason for reason in reasons_B], dtype=bool)
+        carried = {} if memory is None else memory.setdefault("weight", {})
+        weights = self.weight.method(
+            replace(batch, usable_B=usable_B & unmasked_B, window=window, memory=carried),
+            advantages_B,
+        )
+        batch = replace(batch, usable_B=usable_B & np.isfinite(weights.rows_B))
         if weights.advantages_B is not None:
             advantages_B = np.where(usable_B, weights.advantages_B, 0.0)
+        weights = replace(weights, rows_B=np.where(unmasked_B, weights.rows_B, 0.0))
         annotations = tuple(
-            self._annotate(batch, number, advantages_B, weights, judged[number].rewards_G)
+            self._annotate(
+                batch, number, advantages_B, weights, judged[number].rewards_G, reasons_B
+            )
             for number in range(len(judged))
         )
-        magnitudes: dict[str, float] = {}
-        for number, group in enumerate(batch.groups):
-            total = float(np.abs(advantages_B[batch.rows(number)]).sum())
-            magnitudes[group.domain] = magnitudes.get(group.domain, 0.0) + total
-        return WindowDecision(annotations, magnitudes)
+        return WindowDecision(annotations, _magnitudes(batch, advantages_B))
 
     def _annotate(
         self,
@@ -145,13 +161,15 @@ class Program:
         advantages_B: np.ndarray,
         weights: Weights,
         rewards_G: np.ndarray,
+        reasons_B: Sequence[str],
     ) -> tuple[Annotation, ...]:
         group, start = batch.groups[number], batch.starts[number]
         shared = {"solve_rate": group.solve_rate(), **group.facts}
         found: list[Annotation] = []
         for row, index in enumerate(group.indices):
             at = start + row
-            usable = bool(batch.usable_B[at]) and bool(np.isfinite(weights.rows_B[at]))
+            usable = bool(batch.usable_B[at])
+            kept = reasons_B[at] or self.weight.name
             tokens = weights.tokens[at] if weights.tokens is not None and usable else None
             found.append(
                 Annotation(
@@ -163,7 +181,7 @@ class Program:
                     advantage=float(advantages_B[at]) if usable else 0.0,
                     weight=float(weights.rows_B[at]) if usable else 0.0,
                     token_weights=None if tokens is None else pack(tokens, "<f4"),
-                    reason=self.weight.name if usable else group.exclusion(row) or "nonfinite",
+                    reason=kept if usable else group.exclusion(row) or "nonfinite",
                     signals=shared | _signals_of(weights, at),
                 )
             )
@@ -186,6 +204,15 @@ class Program:
             )
             for row, index in enumerate(group.indices)
         )
+
+
+def _magnitudes(batch: Batch, advantages_B: np.ndarray) -> dict[str, float]:
+    """Per domain, the sum of |advantage| over its rows."""
+    found: dict[str, float] = {}
+    for number, group in enumerate(batch.groups):
+        total = float(np.abs(advantages_B[batch.rows(number)]).sum())
+        found[group.domain] = found.get(group.domain, 0.0) + total
+    return found
 
 
 def _signals_of(weights: Weights, at: int) -> dict[str, float]:

@@ -86,7 +86,7 @@ class Registry(Generic[S]):
     def _find(self, name: str) -> tuple[type, dict[str, str]]:
         if name in self._classes:
             return self._classes[name], {}
-        if ":" in name and not name.partition(":")[0].startswith("dataflex"):
+        if ":" in name:
             return _load(name, self.stage)
         raise BadConfiguration(
             f"policy.{self.stage} {name!r}: expected one of {', '.join(self.names())}, or ./FILE.py:NAME"

@@ -11,10 +11,14 @@ from broker.settings import Settings
 class PolicySettings(Settings):
     """Every stage is optional; a stage is a name, or a table with `name` and the method's options."""
 
+    preset: str | None = None
+    """A table under a name; what is stated beside it takes precedence."""
     target: str | Json = "gold"
     admit: tuple[str | Json, ...] = ()
     reward: tuple[str | Json, ...] = ("verified",)
     advantage: str | Json = "grpo"
+    mask: tuple[str | Json, ...] = ()
+    """Rows left out of the loss whatever their weight."""
     weight: str | Json = "uniform"
     mixer: str | Json = "static"
     refill_rounds: Annotated[int, Field(ge=1)] = 10

@@ -219,7 +219,7 @@ class WindowMachine:
     def _close(self) -> Closed:
         members, self._open, self._decided = self._open, [], 0
         self.window += 1
-        decision = self.program.decide([m.judged for m in members])
+        decision = self.program.decide([m.judged for m in members], self.window, self._memory)
         admitted: dict[str, int] = {}
         for member in members:
             name = member.arrival.event.group.domain

@@ -1,0 +1,187 @@
+"""Presets, masks and matched controls: each preset decides, controls keep exactly as much."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.errors import BadConfiguration
+from broker.messages import Annotation
+from tests.policy_builders import a_group
+from workers.policies.controls import keep_tokens, rng_of
+from workers.policies.presets import PRESETS, SELECTORS
+from workers.policies.program import Memory, Program
+from workers.policies.settings import PolicySettings
+
+Windows = list[tuple[tuple[Annotation, ...], ...]]
+
+
+def a_program(**table: object) -> Program:
+    return Program(PolicySettings.model_validate(table))
+
+
+def a_recorded_window(seed: int) -> list[tuple[float, ...]]:
+    rng = np.random.default_rng(seed)
+    return [tuple(float(x) for x in rng.random(6) < p) for p in (0.0, 0.2, 0.5, 0.8, 1.0)]
+
+
+def decide(program: Program, windows: list[list[tuple[float, ...]]]) -> Windows:
+    """Several windows in turn, their lengths differing by row."""
+    memory: Memory = {}
+    found: Windows = []
+    for number, groups in enumerate(windows, start=1):
+        judged = [
+            program.judge(
+                a_group(
+                    scores,
+                    number=10 * number + n,
+                    key=f"m:1:{n}",
+                    lengths=[3 + (7 * n + 5 * row) % 11 for row in range(len(scores))],
+                    classes=[int(s) for s in scores],
+                ),
+                memory,
+            )
+            for n, scores in enumerate(groups)
+        ]
+        found.append(
+            program.decide([j for j in judged if not j.reason], number, memory).annotations
+        )
+    assert json.loads(json.dumps(memory)) == memory
+    return found
+
+
+WINDOWS = [a_recorded_window(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_decides_the_same_window_the_same_way_twice(preset):
+    program = a_program(preset=preset)
+
+    first, second = decide(program, WINDOWS), decide(program, WINDOWS)
+
+    assert first == second
+    assert all(np.isfinite([row.weight for group in w for row in group]).all() for w in first)
+    assert program.name == preset
+
+
+def test_presets_differ_in_their_version_unless_they_decide_alike():
+    versions: dict[str, list[str]] = {}
+    for name in PRESETS:
+        versions.setdefault(a_program(preset=name).version, []).append(name)
+
+    shared = sorted(sorted(names) for names in versions.values() if len(names) > 1)
+
+    assert ["dataflex:static", "dataflex:uniform", "static", "uniform"] in shared
+    assert all(
+        len({n.removeprefix("dataflex:") for n in names}) == 1 or "uniform" in names
+        for names in shared
+    )
+
+
+def test_what_is_stated_takes_precedence_over_the_preset():
+    program = a_program(preset="difffilter", advantage="rloo")
+
+    assert (program.advantage.name, program.weight.name) == (
+        "rloo", "group_solve_rate-threshold_band",
+    )  # fmt: skip
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones():
+    with pytest.raises(BadConfiguration, match=r"policy.preset 'difffilte'.*difffilter"):
+        a_program(preset="difffilte")
+
+
+def test_uniform_is_bit_identical_to_no_policy_at_all():
+    assert decide(a_program(preset="uniform"), WINDOWS) == decide(a_program(), WINDOWS)
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+def test_an_answer_cut_off_at_the_limit_counts_in_the_baseline_but_not_in_the_loss():
+    plain, masked = a_program(), a_program(mask=["overlong_filter"])
+    group = a_group((1.0, 0.0, 0.0), truncated=[False, False, True])
+
+    ((*_, without),) = plain.decide([plain.judge(group, {})]).annotations
+    ((right, wrong, cut),) = masked.decide([masked.judge(group, {})]).annotations
+
+    assert (cut.weight, cut.reason) == (0.0, "masked:overlong_filter")
+    assert cut.advantage == without.advantage != 0
+    assert [right.weight, wrong.weight] == [1.0, 1.0]
+
+
+def test_weights_average_one_over_the_rows_a_mask_leaves():
+    program = a_program(
+        mask=["overlong_filter"],
+        weight={"scorer": "advantage_magnitude", "actuator": "softmax"},
+    )
+    group = a_group((1.0, 0.0, 0.0), truncated=[False, True, False])
+
+    (rows,) = program.decide([program.judge(group, {})]).annotations
+
+    assert rows[1].weight == 0
+    assert rows[0].weight + rows[2].weight == pytest.approx(2.0)
+
+
+# --- matched controls -------------------------------------------------------------------------
+
+
+def weights_of(window: tuple[tuple[Annotation, ...], ...]) -> list[list[float]]:
+    return [[row.weight for row in group] for group in window]
+
+
+@pytest.mark.parametrize("selector", sorted(SELECTORS))
+@given(seed=st.integers(0, 50))
+@settings(max_examples=10, deadline=None)
+def test_random_retention_keeps_as_many_rows_as_its_selector_window_by_window(selector, seed):
+    windows = [a_recorded_window(seed), a_recorded_window(seed + 1)]
+    selected = decide(a_program(preset=selector), windows)
+    by_batch = decide(a_program(preset=f"matched_batch:{selector}"), windows)
+    by_group = decide(a_program(preset=f"matched_group:{selector}"), windows)
+
+    for chosen, anywhere, within in zip(selected, by_batch, by_group, strict=True):
+        chosen, anywhere, within = weights_of(chosen), weights_of(anywhere), weights_of(within)
+        assert sum(map(sum, anywhere)) == sum(map(sum, chosen))
+        if selector == "difffilter":
+            assert sorted(map(sum, within)) == sorted(map(sum, chosen))
+        else:
+            assert [sum(g) for g in within] == [sum(g) for g in chosen]
+
+
+def test_random_retention_is_not_the_selection_itself_and_depends_on_the_seed():
+    selected = decide(a_program(preset="topk"), WINDOWS)
+    control = decide(a_program(preset="matched_batch:topk"), WINDOWS)
+    weight = {**PRESETS["matched_batch:topk"]["weight"], "seed": 5}  # pyright: ignore[reportGeneralTypeIssues]
+    other = decide(a_program(weight=weight), WINDOWS)
+
+    assert [weights_of(w) for w in control] != [weights_of(w) for w in selected]
+    assert [weights_of(w) for w in control] != [weights_of(w) for w in other]
+
+
+def test_matched_tokens_never_exceed_the_selectors_sum_and_carry_what_is_left():
+    selected = decide(a_program(preset="maxvar"), WINDOWS)
+    control = decide(a_program(preset="matched_tokens:maxvar"), WINDOWS)
+
+    def tokens(windows: Windows) -> list[float]:
+        lengths = [[3 + (7 * n + 5 * row) % 11 for row in range(6)] for n in range(5)]
+        return [float(np.sum(np.array(weights_of(w)) * lengths)) for w in windows]
+
+    allowed, used = np.cumsum(tokens(selected)), np.cumsum(tokens(control))
+    assert (used <= allowed).all()
+    # What was left over is less than the shortest answer that was still to be had.
+    assert (allowed - used < 13).all()
+
+
+def test_token_budgets_are_filled_with_rows_that_fit():
+    lengths_B = np.array([5, 5, 2])
+
+    kept_B = keep_tokens(lengths_B, np.ones(3, bool), 7.0, rng_of(0, 1))
+
+    assert lengths_B[kept_B].sum() == 7
+
+
+def test_a_control_needs_a_selector():
+    with pytest.raises(BadConfiguration, match="expected a selector"):
+        a_program(weight={"name": "matched_random", "of": {"name": "uniform"}})

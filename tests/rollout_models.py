@@ -147,6 +147,32 @@ def own_logprobs(
     return torch.log_softmax(logits.float() / temperature, -1).numpy()
 
 
+def a_pair(
+    folder: Path,
+    family: str = "llama",
+    *,
+    max_rows: int = 16,
+    ends: frozenset[int] | None = None,
+) -> tuple[Decoder, PreTrainedModel]:
+    model = a_model(family)
+    weights = save_weights(model, folder / "w")
+    return a_decoder(a_folder(folder, family), weights, max_rows=max_rows, ends=ends), model
+
+
+def check_against(model: PreTrainedModel, job: Job, answer: Answer) -> None:
+    """Log-probabilities, greedy choices and the end of an answer, by the full forward."""
+    temperature = job.sampling.temperature
+    expected = own_logprobs(model, job.prompt_ids, answer.token_ids, temperature or 1.0)
+    chosen = expected[np.arange(len(answer.token_ids)), answer.token_ids]
+    np.testing.assert_allclose(answer.logprobs, chosen, atol=1e-4)
+    if temperature == 0:
+        np.testing.assert_allclose(chosen, expected.max(-1), atol=1e-4)
+    assert END not in answer.token_ids[:-1]
+    assert (answer.finish_reason == "stop") == (answer.token_ids[-1] == END)
+    if answer.finish_reason == "length":
+        assert len(answer.token_ids) == job.sampling.max_tokens
+
+
 async def until(holds: Callable[[], object], wait_s: float = 20.0) -> None:
     """Returns as soon as a condition holds; fails after `wait_s`."""
     for _ in range(round(wait_s / 0.002)):

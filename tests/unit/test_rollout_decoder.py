@@ -5,54 +5,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from broker.messages import VersionSpan
 from tests.rollout_models import (
     CONFIGS,
-    END,
     VOCABULARY,
     a_decoder,
     a_folder,
     a_job,
     a_model,
+    a_pair,
     answers,
+    check_against,
     decode,
     own_logprobs,
     save_weights,
     swap,
 )
-from workers.rollout.decoder import Decoder, Ticket
-from workers.rollout.engine import Answer, Job, Refused
+from workers.rollout.decoder import Ticket
+from workers.rollout.engine import Refused
 
 torch.set_num_threads(1)
 RAGGED = [[5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21, 22, 23, 24, 25]]
-
-
-def a_pair(
-    folder: Path,
-    family: str = "llama",
-    *,
-    max_rows: int = 16,
-    ends: frozenset[int] | None = None,
-) -> tuple[Decoder, PreTrainedModel]:
-    model = a_model(family)
-    weights = save_weights(model, folder / "w")
-    return a_decoder(a_folder(folder, family), weights, max_rows=max_rows, ends=ends), model
-
-
-def check_against(model: PreTrainedModel, job: Job, answer: Answer) -> None:
-    """Log-probabilities, greedy choices and the end of an answer, by the full forward."""
-    temperature = job.sampling.temperature
-    expected = own_logprobs(model, job.prompt_ids, answer.token_ids, temperature or 1.0)
-    chosen = expected[np.arange(len(answer.token_ids)), answer.token_ids]
-    np.testing.assert_allclose(answer.logprobs, chosen, atol=1e-4)
-    if temperature == 0:
-        np.testing.assert_allclose(chosen, expected.max(-1), atol=1e-4)
-    assert END not in answer.token_ids[:-1]
-    assert (answer.finish_reason == "stop") == (answer.token_ids[-1] == END)
-    if answer.finish_reason == "length":
-        assert len(answer.token_ids) == job.sampling.max_tokens
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -203,50 +177,6 @@ def test_spans_stay_right_over_many_swaps(tmp_path: Path):
     assert len(decoder._versions) <= 12
 
 
-def greedy(folder: Path, ends: set[int], *, max_tokens: int, family: str = "llama") -> Answer:
-    """The likeliest answer of one model when these tokens end an answer."""
-    decoder, _ = a_pair(folder, family, ends=frozenset(ends))
-    (result,) = decode(decoder, [a_job(seeds=(1,), temperature=0, max_tokens=max_tokens)])
-    return answers(result)[0]
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_the_first_end_token_is_kept_and_nothing_after_it(tmp_path: Path, family: str):
-    free = greedy(tmp_path, set(), max_tokens=20, family=family)
-    end = int(free.token_ids[3])
-    first = free.token_ids.tolist().index(end)
-
-    answer = greedy(tmp_path, {end}, max_tokens=20, family=family)
-
-    assert (free.finish_reason, len(free.token_ids)) == ("length", 20)
-    assert answer.finish_reason == "stop"
-    assert answer.token_ids.tolist() == free.token_ids[: first + 1].tolist()
-    np.testing.assert_allclose(answer.logprobs, free.logprobs[: first + 1], atol=1e-5)
-
-
-def test_an_end_token_at_the_limit_is_a_stop(tmp_path: Path):
-    free = greedy(tmp_path, set(), max_tokens=20)
-    end = int(free.token_ids[3])
-    length = free.token_ids.tolist().index(end) + 1
-
-    at_limit = greedy(tmp_path, {end}, max_tokens=length)
-    before_limit = greedy(tmp_path, {end}, max_tokens=length - 1)
-
-    assert (at_limit.finish_reason, len(at_limit.token_ids)) == ("stop", length)
-    assert (before_limit.finish_reason, len(before_limit.token_ids)) == ("length", length - 1)
-
-
-def test_any_of_several_end_tokens_ends_an_answer(tmp_path: Path):
-    free = greedy(tmp_path, set(), max_tokens=20)
-    early, late = int(free.token_ids[2]), int(free.token_ids[4])
-    firsts = [free.token_ids.tolist().index(end) for end in (early, late)]
-
-    answer = greedy(tmp_path, {early, late, VOCABULARY + 5}, max_tokens=20)
-
-    assert answer.finish_reason == "stop"
-    assert len(answer.token_ids) == min(firsts) + 1
-
-
 def test_a_group_with_logits_that_are_not_finite_is_refused_and_harms_no_other(tmp_path: Path):
     decoder, model = a_pair(tmp_path, max_rows=4)
     healthy = a_job([5, 6], (1, 2), max_tokens=3)
@@ -296,28 +226,3 @@ def test_withdrawn_jobs_leave_no_rows_and_the_others_go_on(tmp_path: Path):
     assert set(done) == {tickets[1]}
     for answer in answers(done[tickets[1]]):
         check_against(model, stays, answer)
-
-
-@pytest.mark.parametrize(
-    ("job", "reason"),
-    [
-        (a_job([5] * 57, max_tokens=8), "exceed the model's 64 positions"),
-        (a_job([5, VOCABULARY]), "outside the model's vocabulary"),
-        (a_job([5, -1]), "outside the model's vocabulary"),
-    ],
-)
-def test_a_job_that_can_never_be_answered_is_refused(tmp_path: Path, job: Job, reason: str):
-    decoder, _ = a_pair(tmp_path)
-
-    assert reason in str(decoder.refusal(job))
-
-
-def test_a_job_that_just_fits_is_answered_to_its_end(tmp_path: Path):
-    decoder, model = a_pair(tmp_path, ends=frozenset())
-    job = a_job([5] * 56, (1,), temperature=0, max_tokens=8)
-
-    assert decoder.refusal(job) is None
-    (result,) = decode(decoder, [job])
-
-    expected = own_logprobs(model, job.prompt_ids, answers(result)[0].token_ids)
-    np.testing.assert_allclose(answers(result)[0].logprobs, expected.max(-1), atol=1e-4)

@@ -2,9 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,148 +9,27 @@ import pytest
 import torch
 
 from broker import weights
-from broker.arrays import token_array, unpack
-from broker.memory import MemoryBus, MemoryServer
-from broker.messages import (
-    GroupGenerated,
-    GroupRequested,
-    LogPurged,
-    RunEnded,
-    RunStarted,
-    Sampling,
-    WeightsPublished,
-)
+from broker.arrays import unpack
+from broker.messages import LogPurged, Sampling, WeightsPublished
 from broker.seeds import row_seed
-from broker.settings import RunSettings
-from broker.telemetry import Health
 from broker.topology import Log
-from tests.builders import AT_US, WRITER, a_key, a_request
-from tests.rollout_models import TOKENS, a_folder, a_model, own_logprobs, save_weights, until
-from workers.rollout import worker
-from workers.rollout.settings import RolloutSettings
+from tests.builders import AT_US, WRITER
+from tests.rollout_models import TOKENS, a_model, own_logprobs, save_weights, until
+from tests.rollout_scene import (
+    Scene,
+    a_scene,
+    a_started,
+    a_train_request,
+    an_ended,
+    an_eval_request,
+)
 
 torch.set_num_threads(1)
 
 
-def a_started(**changes: object) -> RunStarted:
-    fields = {
-        "writer_id": WRITER,
-        "at_us": AT_US,
-        "name": "t",
-        "config": "{}",
-        "config_sha256": "0",
-        "seed": 7,
-        "versions": {},
-    }
-    return RunStarted.model_validate(fields | changes)
-
-
-def an_ended() -> RunEnded:
-    return RunEnded(
-        writer_id=WRITER, at_us=AT_US, reason="done", status="finished", last_sequences={}
-    )
-
-
-def a_train_request(number: int = 1, **changes: object) -> GroupRequested:
-    fields = {
-        "prompt_ids": token_array([4 + number, 6, 7]),
-        "sampling": Sampling(temperature=1.0, max_tokens=8),
-    }
-    return a_request(f"{number:08d}-0-0", **(fields | changes))
-
-
-def an_eval_request(version: int, item: int, seq: int) -> GroupRequested:
-    group = a_key(f"v{version:06d}-math-{item:05d}-0", purpose="eval", request_seq=seq)
-    return a_request(
-        size=1,
-        group=group,
-        prompt_ids=token_array([5, 6, 7]),
-        sampling=Sampling(temperature=0.0, max_tokens=8),
-        requested_version=version,
-        mixture=None,
-        benchmark="math",
-    )
-
-
-@dataclass
-class Scene:
-    """A run on a bus in memory, with model weights as files."""
-
-    path: Path
-    bus: MemoryBus
-    deterministic: bool = False
-    health: Health = field(default_factory=lambda: Health("rollout"))
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def publish_weights(self, version: int, *, digest: str | None = None) -> None:
-        file = save_weights(a_model(seed=version), self.path / f"weights-{version}")
-        await self.bus.publish(
-            WeightsPublished(
-                writer_id=WRITER,
-                at_us=AT_US,
-                version=version,
-                step=version,
-                digest=digest or hashlib.sha256(file.read_bytes()).hexdigest(),
-                uri=f"file:{file}",
-                bytes=file.stat().st_size,
-            )
-        )
-
-    async def generated(self, count: int, wait_s: float = 20.0) -> list[GroupGenerated]:
-        """The first `count` messages of GENERATED, in log order."""
-        cursor = await self.bus.cursor(Log.GENERATED, 0)
-        found: list[GroupGenerated] = []
-        async with asyncio.timeout(wait_s):
-            while len(found) < count:
-                for stored in await cursor.read(100, 0.1):
-                    event = stored.event()
-                    assert isinstance(event, GroupGenerated)
-                    found.append(event)
-        await cursor.close()
-        return found
-
-    async def quiet(self, wait_s: float = 0.3) -> int:
-        """How many messages GENERATED holds after a while."""
-        await asyncio.sleep(wait_s)
-        return (await self.bus.state(Log.GENERATED)).messages
-
-    def run(self, **settings: object) -> "asyncio.Task[None]":
-        run = RunSettings(
-            seed=7, steps=9, groups_per_step=2, group_size=2,
-            max_staleness=0 if self.deterministic else 2, deterministic=self.deterministic,
-        )  # fmt: skip
-        return asyncio.create_task(
-            worker.run(
-                self.bus,
-                run=run,
-                settings=RolloutSettings.model_validate({"max_rows": 16} | settings),
-                model_dir=a_folder(self.path / "model"),
-                device="cpu",
-                dtype="float32",
-                cache_dir=self.path / "cache",
-                health=self.health,
-                stop=self.stop,
-            )
-        )
-
-    @asynccontextmanager
-    async def running(self, **settings: object) -> AsyncIterator[None]:
-        """A worker that is told to stop at the end, and obeys."""
-        task = self.run(**settings)
-        try:
-            yield
-        finally:
-            self.stop.set()
-            async with asyncio.timeout(8):
-                await task
-            self.stop.clear()
-
-
 @pytest.fixture
 async def scene(tmp_path: Path) -> Scene:
-    bus = MemoryBus(MemoryServer(), "t")
-    await bus.publish(a_started())
-    return Scene(tmp_path, bus)
+    return await a_scene(tmp_path)
 
 
 async def test_a_group_is_answered_with_everything_the_learner_needs(scene: Scene):
@@ -372,81 +248,3 @@ async def test_a_worker_of_a_resumed_run_waits_for_the_resumption(scene: Scene):
         (event,) = await scene.generated(1)
 
     assert event.status == "ok"
-
-
-# --- deterministic mode -----------------------------------------------------------------------
-
-
-def a_cohort(number: int, *seqs: int, **changes: object) -> list[GroupRequested]:
-    return [a_train_request(s, cohort=number, cohort_size=len(seqs), **changes) for s in seqs]
-
-
-async def outputs(path: Path, requests: list[GroupRequested]) -> list[GroupGenerated]:
-    scene = Scene(path, MemoryBus(MemoryServer(), "t"), deterministic=True)
-    await scene.bus.publish(a_started())
-    await scene.publish_weights(0)
-    for request in requests:
-        await scene.bus.publish(request)
-    async with scene.running():
-        return await scene.generated(len(requests))
-
-
-async def test_a_cohort_decoded_by_another_process_has_the_same_bits(tmp_path: Path):
-    cohort = a_cohort(1, 1, 2, 3)
-
-    first, second = [await outputs(tmp_path / name, cohort) for name in ("a", "b")]
-
-    def bits(events: list[GroupGenerated]) -> list[tuple[bytes, bytes]]:
-        return [(g.token_ids.data, g.logprobs.data) for e in events for g in e.generations]
-
-    assert bits(first) == bits(second)
-    assert [event.group.request_seq for event in first] == [1, 2, 3]
-
-
-async def test_a_cohort_waits_until_it_is_complete_and_is_stored_in_request_order(scene: Scene):
-    scene.deterministic = True
-    await scene.publish_weights(0)
-    first, second, third = a_cohort(1, 1, 2, 3)
-    await scene.bus.publish(third)
-    await scene.bus.publish(first)
-
-    async with scene.running():
-        assert await scene.quiet() == 0
-        await scene.bus.publish(second)
-        events = await scene.generated(3)
-
-    assert [event.group.request_seq for event in events] == [1, 2, 3]
-
-
-async def test_a_member_that_cannot_be_answered_does_not_hold_up_its_cohort(scene: Scene):
-    scene.deterministic = True
-    await scene.publish_weights(0)
-    bad = Sampling(temperature=1.0, max_tokens=8, top_k=3)
-    first, _, third = a_cohort(1, 1, 2, 3)
-    (second,) = [r for r in a_cohort(1, 1, 2, 3, sampling=bad) if r.group.request_seq == 2]
-    for request in (first, second, third):
-        await scene.bus.publish(request)
-
-    async with scene.running():
-        events = await scene.generated(3)
-
-    assert [event.status for event in events] == ["ok", "failed", "ok"]
-    assert (await scene.bus.state(Log.DEAD)).messages == 1
-
-
-async def test_members_of_a_stored_cohort_that_come_again_are_put_aside(scene: Scene):
-    scene.deterministic = True
-    await scene.publish_weights(0)
-    earlier, later = a_cohort(1, 1, 2), a_cohort(2, 3, 4)
-    for request in (*earlier, *later):
-        await scene.bus.publish(request)
-    # As after a crash between storing a cohort and acknowledging it.
-    stored = await outputs(scene.path / "before", earlier)
-    await scene.bus.publish_batch(stored)
-
-    async with scene.running():
-        events = await scene.generated(4)
-        assert await scene.quiet() == 4
-
-    assert [event.group.request_seq for event in events] == [1, 2, 3, 4]
-    assert events[:2] == stored

@@ -148,3 +148,34 @@ def test_a_sample_that_no_answer_solved_is_listed_as_unlearnable(recorded_url: s
 
     assert (row["sample_key"], row["visits"], row["answers"], row["solve_rate"]) == (
         "math:1:7", 1, 2, 0)  # fmt: skip
+
+
+LOOKUPS = {
+    "a sample": "SELECT * FROM sample_history WHERE sample_key = 'math:1:4'",
+    "a sample's supervision": "SELECT * FROM supervision_state WHERE sample_key = 'math:1:4'",
+    "a sample's evaluations": "SELECT * FROM evaluation_item WHERE sample_key = 'math:1:900'",
+    "a group": f"SELECT * FROM prompt_group WHERE run_id = '{RUN}' AND group_id = '00000004-0-0'",
+    "a group's answers": history.ANSWERS,
+    "a group's decisions": (
+        f"SELECT * FROM policy_decisions WHERE run_id = '{RUN}' AND group_id = '00000004-0-0'"
+    ),
+    "a group's steps": (
+        f"SELECT * FROM batch_member WHERE run_id = '{RUN}' AND group_id = '00000004-0-0'"
+    ),
+    "a step": (
+        "SELECT * FROM batch_member AS m JOIN generation AS x USING (run_id, group_id) "
+        f"WHERE m.run_id = '{RUN}' AND m.step = 2"
+    ),
+    "the open groups": f"SELECT * FROM prompt_group WHERE run_id = '{RUN}' AND terminal_at IS NULL",
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_lookups_have_an_index_to_use_however_large_the_tables(recorded_url: str, lookup: str):
+    with connect(recorded_url) as connection:
+        # Small tables are read whole; forbidden, that remains only where no index would serve.
+        connection.execute("SET enable_seqscan = off")
+        parameters = {"run": RUN, "group": "00000004-0-0"}
+        plan = connection.execute(f"EXPLAIN {LOOKUPS[lookup]}".encode(), parameters).fetchall()
+
+    assert "Seq Scan" not in str(plan), plan

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,14 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker import jetstream
 from broker.bus import Bus, Stored
 from broker.errors import TooLong, Unreachable
 from broker.memory import MemoryBus, MemoryServer
 from broker.messages import ReaderAdvanced
+from broker.settings import NatsSettings
 from broker.telemetry import Health
 from broker.topology import Log, kind_subjects
 from store import recorder, writer
+from store.audit import verify
 from store.database import connect
+from store.rows import rows_of
 from store.settings import StoreSettings
 from tests.builders import a_generation, a_verdict, a_verified
 from tests.store_tables import LOGS, close_ends, tables, write, write_run
@@ -85,6 +90,38 @@ async def test_a_run_is_recorded_to_its_end_and_the_recorder_leaves(postgres_url
     assert run["ended_at"] is not None
     (state,) = found["supervision_state"]
     assert (state["labeled"], state["visits"], state["solve_rate"]) == (True, 2, 0.25)
+
+
+async def test_a_run_on_a_real_broker_is_recorded_and_agrees_with_its_logs(
+    postgres_url: str, nats_url: str
+):
+    nats = NatsSettings(url=nats_url, log_bytes=16 << 20)
+    run_id = f"s{uuid.uuid4().hex[:10]}"
+    bus = await jetstream.connect(nats, run_id)
+    try:
+        await bus.ensure_logs(nats)
+        await a_small_run().publish(bus)
+
+        await record(bus, postgres_url)
+
+        proofs = {proof.name: proof for proof in await verify(postgres_url, run_id, bus)}
+        assert [proof.name for proof in proofs.values() if not proof.ok] == []
+        assert proofs["agrees_with_logs"].detail.startswith("REQUESTS: 12 messages, to 12")
+    finally:
+        await bus.delete_run()
+        await bus.close()
+
+
+async def test_two_recorders_at_once_do_no_harm(postgres_url: str):
+    bus, world = a_bus(), a_small_run()
+    await world.publish(bus)
+
+    await asyncio.gather(*(record(bus, postgres_url) for _ in range(2)))
+
+    with connect(postgres_url) as connection:
+        got = tables(connection, RUN)
+        write_run(connection, "straight", world)
+        assert got == tables(connection, "straight")
 
 
 async def test_how_far_it_is_goes_to_the_ledger_and_is_no_news_of_its_own(postgres_url: str):
@@ -179,32 +216,20 @@ async def test_a_refused_row_goes_to_dead_alone_and_the_rest_is_recorded(postgre
         assert writer.positions(connection, RUN)[Log.GENERATED] == writer.Position(1, 1)
 
 
-async def test_one_bad_row_among_many_is_found_wherever_it_is(postgres_url: str):
-    world = World()
-    requests = [ask(world, number) for number in range(1, 40)]
-    rows = [
-        row
-        for place, request in enumerate(requests, start=1)
-        for row in recorder_rows(request, place, bad=place in (7, 31))
-    ]
+def test_one_bad_row_among_many_is_found_wherever_it_is(postgres_url: str):
+    world, rows = World(), []
+    for place in range(1, 40):
+        seed = 2**63 if place in (7, 31) else 1
+        answers = (a_generation(0, seed=seed), a_generation(1))
+        rows += rows_of(RUN, place, a_generated(ask(world, place), generations=answers))
 
     with connect(postgres_url) as connection:
         bad = writer.find_bad(connection, rows)
         left = connection.execute("SELECT count(*) FROM generation").fetchone()
 
-    assert sorted(rows[index].values["group_id"] for index in bad) == [
-        "00000007-0-0",
-        "00000031-0-0",
-    ]
+    assert [rows[i].values["group_id"] for i in bad] == ["00000007-0-0", "00000031-0-0"]
     assert all("out of range" in reason for reason in bad.values())
     assert left == (0,)
-
-
-def recorder_rows(request, place: int, *, bad: bool):
-    answers = (a_generation(0, seed=2**63 if bad else 1), a_generation(1))
-    from store.rows import rows_of
-
-    return rows_of(RUN, place, a_generated(request, generations=answers))
 
 
 async def test_an_undecodable_message_is_buried_and_counted(postgres_url: str):

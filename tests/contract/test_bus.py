@@ -2,37 +2,15 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 
-from broker.arrays import token_array
 from broker.bus import Bus
-from broker.errors import Conflict, Poison
+from broker.errors import Conflict
 from broker.packing import H_DEAD_REASON, H_DEAD_SEQUENCE
-from broker.telemetry import Health
-from broker.topology import H_GROUP, H_OBJECT, Log, kind_subjects
+from broker.topology import H_GROUP, Log, kind_subjects
 from tests.builders import a_generated, a_request
 from tests.contract.conftest import Place
-
-
-def group_id(number: int) -> str:
-    return f"{number:08d}-0-0"
-
-
-def a_large_request(number: int = 1, *, kib: int = 300):
-    """Larger than a message may be in a log of 1 MiB; incompressible, like real token ids."""
-    tokens = np.random.default_rng(number).integers(0, 2**31, size=kib * 256)
-    return a_request(group_id(number), prompt_ids=token_array(tokens))
-
-
-async def read_all(bus: Bus, log: Log, count: int, **how) -> list:
-    cursor = await bus.cursor(log, how.pop("after", 0), how.pop("subjects", ()), **how)
-    found: list = []
-    async with asyncio.timeout(20):
-        while len(found) < count:
-            found += await cursor.read(count - len(found), 1.0)
-    await cursor.close()
-    return found
+from tests.contract.logs import group_id, read_all
 
 
 async def test_sequences_grow_by_one_and_a_cursor_reads_in_that_order(bus: Bus):
@@ -194,20 +172,6 @@ async def test_reading_an_empty_log_returns_in_time(bus: Bus):
         assert await cursor.read(10, 0.2) == []
 
 
-async def test_a_cursor_steps_over_purged_messages_only(bus: Bus):
-    for n in range(1, 11):
-        await bus.publish(a_request(group_id(n)))
-    before = await bus.cursor(Log.REQUESTS, 0)
-    assert (await before.read(1, 5.0))[0].sequence == 1
-
-    purged = await bus.purge(Log.REQUESTS, 6)
-
-    found = await read_all(bus, Log.REQUESTS, 4)
-    assert purged == 6
-    assert [s.sequence for s in found] == [7, 8, 9, 10]
-    assert await bus.get(Log.REQUESTS, 6) is None
-
-
 async def test_a_cursor_sees_only_the_subjects_it_asked_for(bus: Bus):
     for n in range(1, 9):
         purpose = "eval" if n % 4 == 0 else "probe" if n % 2 else "train"
@@ -267,58 +231,6 @@ async def test_state_tells_first_last_count_and_quota(place: Place):
     assert 0 < state.bytes < 1 << 20
 
 
-async def test_purging_can_keep_the_last_message_of_every_subject(bus: Bus):
-    for n in (1, 2, 1, 3, 2, 2):
-        await bus.publish(a_request(group_id(n)))
-
-    purged = await bus.purge(Log.REQUESTS, 5, keep_last_per_subject=True)
-
-    assert purged == 3
-    assert [s.sequence for s in await read_all(bus, Log.REQUESTS, 3)] == [3, 4, 6]
-
-
-async def test_a_full_log_makes_the_publisher_wait_and_go_on_when_there_is_space(place: Place):
-    health = Health("publisher")
-    bus = await place.bus(log_bytes=1 << 20, health=health)
-    ids = token_array(np.arange(25_000))
-    for n in range(1, 11):
-        await bus.publish(a_request(group_id(n), prompt_ids=ids), expect_subject=0)
-
-    late = a_request(group_id(99), prompt_ids=token_array(np.arange(30_000)))
-    waiting = asyncio.create_task(bus.publish(late, expect_subject=0))
-    waits: list = []
-    async with asyncio.timeout(10):
-        while not waits:
-            await asyncio.sleep(0.01)
-            found: list = list(health.status()["waits"])  # type: ignore[call-overload]
-            waits = [wait["for"] for wait in found if "space" in wait["for"]]
-    state = await bus.state(Log.REQUESTS)
-    await bus.purge(Log.REQUESTS, 5)
-
-    async with asyncio.timeout(10):
-        sequence = await waiting
-    assert "REQUESTS" in waits[0]
-    assert (state.first, state.last) == (1, 10)  # nothing was dropped to make room
-    assert sequence == 11
-    assert [s.sequence for s in await read_all(bus, Log.REQUESTS, 6)] == [6, 7, 8, 9, 10, 11]
-
-
-async def test_a_batch_waits_for_space_as_a_whole(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    ids = token_array(np.arange(25_000))
-    await bus.publish_batch([a_request(group_id(n), prompt_ids=ids) for n in range(1, 8)])
-
-    late = [a_request(group_id(n), prompt_ids=ids) for n in range(8, 13)]
-    waiting = asyncio.create_task(bus.publish_batch(late))
-    await asyncio.sleep(0.3)
-    before = await bus.state(Log.REQUESTS)
-    await bus.purge(Log.REQUESTS, 7)
-
-    async with asyncio.timeout(10):
-        assert await waiting == 12
-    assert before.last == 7
-
-
 async def test_a_dead_letter_keeps_body_reason_and_origin_once(bus: Bus):
     await bus.publish(a_request())
     stored = await bus.get(Log.REQUESTS, 1)
@@ -333,77 +245,6 @@ async def test_a_dead_letter_keeps_body_reason_and_origin_once(bus: Bus):
     assert dead.headers[H_DEAD_SEQUENCE] == "1"
     assert dead.headers[H_GROUP] == stored.headers[H_GROUP]
     assert (await bus.state(Log.DEAD)).messages == 1
-
-
-async def test_a_large_message_travels_through_the_object_store(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    event = a_large_request()
-
-    sequence = await bus.publish(event, expect_subject=0)
-
-    (read,) = await read_all(bus, Log.REQUESTS, 1)
-    got = await bus.get(Log.REQUESTS, sequence)
-    assert read.event() == event
-    assert got is not None
-    assert got.event() == event
-    assert read.headers[H_OBJECT].startswith("groups/REQUESTS/")
-    assert await bus.list_objects("groups/") == [read.headers[H_OBJECT]]
-    assert (await bus.state(Log.REQUESTS)).bytes < 10_000
-
-
-async def test_a_large_message_read_headers_only_is_not_fetched(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    await bus.publish(a_large_request())
-    await bus.delete_object((await bus.list_objects("groups/"))[0])
-
-    (stored,) = await read_all(bus, Log.REQUESTS, 1, headers_only=True)
-
-    assert stored.data == b""
-
-
-async def test_a_large_message_whose_object_is_gone_is_poison_not_a_hang(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    await bus.publish(a_large_request())
-    await bus.delete_object((await bus.list_objects("groups/"))[0])
-
-    (stored,) = await read_all(bus, Log.REQUESTS, 1)
-
-    with pytest.raises(Poison):
-        stored.event()
-
-
-async def test_large_messages_are_compared_and_conflict_like_small_ones(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    first = await bus.publish(a_large_request(1), expect_subject=0)
-
-    again = await bus.publish(a_large_request(1), expect_subject=0)
-    with pytest.raises(Conflict):
-        await bus.publish(
-            a_large_request(2).model_copy(update={"group": a_request().group}), expect_subject=0
-        )
-
-    assert first == again
-    assert len(await bus.list_objects("groups/")) == 1  # the refused body is not left behind
-
-
-async def test_a_batch_may_hold_large_messages(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    batch = [a_request(group_id(1)), a_large_request(2), a_request(group_id(3))]
-
-    await bus.publish_batch(batch)
-
-    assert [s.event() for s in await read_all(bus, Log.REQUESTS, 3)] == batch
-
-
-async def test_purging_deletes_the_objects_of_purged_messages_only(place: Place):
-    bus = await place.bus(log_bytes=1 << 20)
-    for n in range(1, 5):
-        await bus.publish(a_large_request(n))
-
-    await bus.purge(Log.REQUESTS, 2)
-
-    kept = {s.headers[H_OBJECT] for s in await read_all(bus, Log.REQUESTS, 2)}
-    assert set(await bus.list_objects("groups/")) == kept
 
 
 async def test_every_process_of_the_run_answers_a_status_question(place: Place):

@@ -9,7 +9,7 @@ from broker.bus import Bus, Consumer, Delivery
 from broker.topology import ROLLOUT_EVAL, ROLLOUT_TRAIN, VERIFIER, Log, Reader
 from tests.builders import a_generated, a_key, a_request
 from tests.contract.conftest import Place
-from tests.contract.test_bus import a_large_request, group_id
+from tests.contract.logs import a_large_request, group_id
 
 QUICK = Reader("quick", Log.REQUESTS, ("train", "eval"), ack_wait_s=0.6)
 """Redelivers soon enough for a test."""

@@ -47,7 +47,7 @@ from workers.dispatcher.settings import (
 )
 
 WORLD = "world@host:1:1"
-CHARACTERS = "0123456789+=abcdefghij>()&|^!"
+CHARACTERS = "0123456789+=abcdefghij>?:#"
 
 
 def a_tokenizer_folder(folder: Path, characters: str = CHARACTERS) -> Path:

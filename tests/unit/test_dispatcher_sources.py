@@ -62,7 +62,7 @@ def test_the_shuffle_visits_every_item_exactly_once(size: int, key: str):
 
 def test_the_shuffle_stays_the_same_for_ever():
     assert [permute(i, size=10, key="0:math:0") for i in range(10)] == [
-        4, 2, 7, 9, 0, 6, 5, 3, 1, 8
+        4, 8, 9, 6, 0, 3, 2, 5, 7, 1
     ]  # fmt: skip
 
 
@@ -191,9 +191,19 @@ def test_gsm8k_rows_can_be_limited_by_the_steps_of_their_solution(rows: Rows):
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        ("addition", [("87+69=", "651"), ("28+71=", "99"), ("60+77=", "731")]),
-        ("logic", []),
-        ("ordering", []),
+        ("addition", [("65+60=", "521"), ("14+17=", "13"), ("83+13=", "69")]),
+        (
+            "logic",
+            [
+                ("10001?10111:10000=", "10001"),
+                ("11010#10001#01010=", "11010"),
+                ("00000#01001#00101=", "00001"),
+            ],
+        ),
+        (
+            "ordering",
+            [("cafjheii>", "acefhiij"), ("agajeccf>", "aaccefgj"), ("hdgfgcgi>", "cdfggghi")],
+        ),
     ],
 )
 def test_the_first_items_of_a_generator_never_change(name: str, first: list[tuple[str, str]]):
@@ -240,13 +250,28 @@ def test_ordering_answers_are_sorted():
     assert all(item.target == "".join(sorted(str(item.prompt)[:-1])) for item in train.items[:200])
 
 
-def test_no_answer_of_the_logic_task_is_more_frequent_than_another():
-    task = Logic(width=2)
+@pytest.mark.parametrize("functions", ["?", "#", "?#"])
+def test_no_answer_of_the_logic_task_is_more_frequent_than_another(functions: str):
+    task = Logic(width=2, functions=functions)
 
     answers = [task.problem(n).answer for n in range(task.size)]
 
     assert {answers.count(answer) for answer in set(answers)} == {task.size // 4}
     assert len(set(answers)) == 4
+
+
+def test_logic_answers_choose_or_take_the_majority_bit_by_bit():
+    train, _ = generators.load(settings(generator="logic"))
+
+    for item in train.items[:200]:
+        prompt = str(item.prompt).rstrip("=")
+        words = prompt.replace("?", " ").replace(":", " ").replace("#", " ").split()
+        chooses = "?" in prompt
+        expected = [
+            (b if a == "1" else c) if chooses else max("01", key=(a + b + c).count)
+            for a, b, c in zip(*words, strict=True)
+        ]
+        assert item.target == "".join(expected)
 
 
 def test_another_seed_is_another_dataset_version_and_split():

@@ -23,6 +23,7 @@ from broker.messages import (
 )
 from broker.telemetry import now_us
 from learner import checkpoint as checkpoints
+from learner import gauges
 from learner.batch import rows_of
 from learner.fold import Ledger
 from learner.metrics import Metrics, group_metrics
@@ -137,10 +138,22 @@ class Steps:
             await self._announce_weights(uri, len(done.data))
         elif done.skipped in INCIDENTS:
             await self.pen.incident("step_skipped", f"step {plan.step}: {done.skipped}")
+        self._count(committed)
         log.info(
             "step committed", step=plan.step, status=committed.status, reason=done.skipped,
             version=version, reward=done.metrics.get("reward_mean"), loss=done.metrics.get("loss"),
         )  # fmt: skip
+
+    def _count(self, committed: StepCommitted) -> None:
+        gauges.learner_step.set(committed.step)
+        gauges.learner_version.set(committed.version)
+        gauges.learner_steps_total.labels(committed.status).inc()
+        for group in (*self.ledger.planned[committed.step].dropped, *committed.dropped):
+            gauges.learner_dropped_total.labels(group.reason).inc()
+        if committed.status == "trained":
+            gauges.learner_tokens_total.inc(committed.metrics["tokens"] or 0)
+            gauges.step_seconds.observe(committed.metrics["seconds_train"] or 0)
+        gauges.wait_seconds.observe(committed.metrics["seconds_wait"] or 0)
 
     async def publish_weights(self) -> None:
         """Publish the weights in force under the version in force."""

@@ -1,6 +1,5 @@
 """The supervised start: next-token cross-entropy on the answers of worked examples."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ from transformers import PreTrainedModel
 from learner.batch import Row, micro_batches
 from learner.model import answer_logprobs
 from learner.settings import WarmupSettings
-from learner.trainer import Interrupted, lay_out
+from learner.trainer import lay_out
 from learner.warmup import WarmupExample, draw_batches, learning_rate
 
 MAX_GRAD_NORM = 1.0
@@ -27,10 +26,12 @@ def warm_up(
     micro_batch_tokens: int,
     seed: int,
     dtype: torch.dtype,
-    interrupted: threading.Event,
     progress: Progress,
 ) -> None:
-    """Change the model in place by `settings.steps` steps of AdamW; the same seed, the same weights."""
+    """Change the model in place by `settings.steps` steps of AdamW; the same seed, the same weights.
+
+    Raises Interrupted where the model was made interruptible.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True
     )
@@ -43,8 +44,6 @@ def warm_up(
         loss = 0.0
         scale = 1.0 / sum(row.tokens for row in rows)
         for batch in micro_batches([row.length - 1 for row in rows], micro_batch_tokens):
-            if interrupted.is_set():
-                raise Interrupted
             loss += _backward(model, [rows[index] for index in batch], scale, dtype)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, error_if_nonfinite=True)
         optimizer.step()

@@ -13,16 +13,13 @@ from transformers import PreTrainedModel
 
 from learner.batch import Row, micro_batches
 from learner.denominators import DENOMINATORS
+from learner.interrupt import Interrupted, make_interruptible
 from learner.losses import LOSSES
 from learner.losses.base import Tokens
 from learner.metrics import Metrics, TokenSums
 from learner.model import answer_logprobs, head_weight, load_weights, weights_bytes
 from learner.optimizer import load_optimizer, make_optimizer, optimizer_bytes
 from learner.settings import LearnerSettings
-
-
-class Interrupted(Exception):
-    """Asked to stop in the middle of a step; the model and the optimizer are as before it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,8 @@ class Trainer:
         self.loss = LOSSES[settings.loss](settings)
         self.optimizer = make_optimizer(model, settings)
         self.interrupted = interrupted
-        """Set from another thread: the step in progress is given up at its next micro-batch."""
+        """Set from another thread: the computation in progress is given up."""
+        make_interruptible(model, interrupted)
 
     @property
     def vocabulary(self) -> int:

@@ -17,13 +17,14 @@ from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
 from learner.fold import read_ledger
 from learner.follow import Follower
+from learner.interrupt import Interrupted
 from learner.model import load_model
 from learner.publish import Pen
 from learner.redo import recover
 from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from learner.steps import Environment, Steps
 from learner.supervise import warm_up
-from learner.trainer import Interrupted, Trainer
+from learner.trainer import Trainer
 from learner.warmup import WarmupExample, check_examples
 from learner.watch import RunWatch
 from learner.workshop import Workshop
@@ -126,7 +127,6 @@ def _warm_up(
         micro_batch_tokens=steps.settings.micro_batch_tokens,
         seed=seed,
         dtype=trainer.dtype,
-        interrupted=steps.workshop.interrupted,
         progress=progress,
     )
 

@@ -88,3 +88,25 @@ def test_answers_of_a_padded_batch_are_scored_as_if_each_were_alone(tmp_path):
     )  # fmt: skip
 
     assert logprobs_N.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_gradients(tmp_path):
+    model = a_model(tmp_path)
+    input_ids_BS = torch.arange(3, 19).reshape(2, 8)
+    positions_N, chosen_N = torch.arange(2, 7), torch.arange(6, 11)
+
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        logprobs_N, _ = answer_logprobs(
+            model, input_ids_BS, positions_N, chosen_N, torch.ones(5), dtype=dtype
+        )
+        model.zero_grad()
+        logprobs_N.sum().backward()
+        grad = model.model.layers[0].mlp.up_proj.weight.grad
+        assert logprobs_N.dtype == grad.dtype == torch.float32
+        found[dtype] = (logprobs_N.detach(), grad.clone())
+
+    exact, low = found[torch.float32], found[torch.bfloat16]
+    assert not torch.equal(exact[0], low[0])
+    assert torch.allclose(exact[0], low[0], atol=0.2)
+    assert torch.nn.functional.cosine_similarity(exact[1].flatten(), low[1].flatten(), dim=0) > 0.99

@@ -16,12 +16,11 @@ from learner.checkpoint import (
     remove_others,
     write,
 )
+from learner.interrupt import Interrupted
 from learner.metrics import group_metrics
 from learner.model import digest_of, load_weights, weights_bytes
-from learner.settings import LearnerSettings, WarmupSettings
-from learner.supervise import warm_up
-from learner.trainer import Interrupted, Trainer
-from learner.warmup import WarmupExample, draw_batches, learning_rate
+from learner.settings import LearnerSettings
+from learner.trainer import Trainer
 from learner.windows import Member, Rules, Window, make_plan, sweep
 from tests.learning import VOCABULARY, a_group, a_model, a_row, ragged_rows
 
@@ -128,14 +127,30 @@ def test_the_gradient_is_clipped_and_its_norm_before_is_told(tmp_path):
     assert seen == [pytest.approx(norm / 10, rel=1e-4)]
 
 
-def test_an_interrupted_step_leaves_everything_as_before(tmp_path):
+@pytest.mark.parametrize("layers_first", [0, 1, 3])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_step_can_be_interrupted_between_layers_and_leaves_everything_as_before(
+    tmp_path, backward, layers_first
+):
     trainer = a_trainer(tmp_path)
     before = trainer.state()
-    trainer.interrupted.set()
+    passed = 0
 
+    def count(*_: object) -> None:
+        nonlocal passed
+        passed += 1
+        if passed > layers_first:
+            trainer.interrupted.set()
+
+    for layer in trainer.model.model.layers:
+        if backward:
+            layer.register_full_backward_hook(count)
+        else:
+            layer.register_forward_pre_hook(count)
     with pytest.raises(Interrupted):
         trainer.step(ragged_rows(1))
 
+    assert passed == layers_first + 1
     assert trainer.state() == before
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -247,54 +262,3 @@ def test_retention_deletes_old_and_unfinished_checkpoints_and_nothing_else(tmp_p
 
     assert removed == [".tmp-step-3", "step-00000001-v00000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000002-v00000002"]
-
-
-# --- warm-up ----------------------------------------------------------------------------------
-
-
-def examples() -> list[WarmupExample]:
-    return [WarmupExample([3 + i, 4], [5 + i, 6 + i, 2]) for i in range(8)]
-
-
-def warmed(folder, *, seed=0, steps=60, interrupted=None):
-    model = a_model(folder)
-    losses: list[float] = []
-    warm_up(
-        model, examples(), WarmupSettings(steps=steps, batch_size=4, learning_rate=3e-3),
-        micro_batch_tokens=16, seed=seed, dtype=torch.float32,
-        interrupted=interrupted or threading.Event(), progress=lambda step, loss: losses.append(loss),
-    )  # fmt: skip
-    return digest_of(weights_bytes(model)), losses
-
-
-def test_the_warm_up_learns_and_is_repeatable_to_the_bit(tmp_path):
-    found, losses = warmed(tmp_path)
-
-    assert (found, losses) == warmed(tmp_path)
-    assert found != warmed(tmp_path, seed=1)[0]
-    assert len(losses) == 60
-    assert losses[-1] < losses[0] / 2
-
-
-def test_the_warm_up_can_be_interrupted(tmp_path):
-    interrupted = threading.Event()
-    interrupted.set()
-
-    with pytest.raises(Interrupted):
-        warmed(tmp_path, interrupted=interrupted)
-
-
-def test_every_example_is_drawn_once_before_any_is_drawn_twice():
-    drawn = [i for batch in draw_batches(10, 4, 5, seed=3) for i in batch]
-
-    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
-    assert drawn[:10] != drawn[10:]
-
-
-def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    rates = [learning_rate(step, 100, 1.0) for step in range(100)]
-
-    assert max(rates) == 1.0
-    assert rates[0] == pytest.approx(0.2)
-    assert rates[-1] == pytest.approx(0.1, abs=0.01)
-    assert learning_rate(0, 1, 1.0) == 1.0

@@ -99,3 +99,8 @@ def test_exact_finds_no_answer_in_an_empty_response_and_no_use_in_an_empty_targe
     assert Exact().grade("42", None, {}).status == "ungradable"
     with pytest.raises(Ungradable):
         Exact().check(" ", {})
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILTIN))
+def test_every_built_in_name_leads_to_a_verifier_that_states_its_version(name: str):
+    assert registry.identity(name) == (name, registry.verifier_class(name).version)

@@ -20,14 +20,14 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from workers.verifiers import wire
+from workers.verifiers import registry, wire
 from workers.verifiers.grader import start_in_fork
 from workers.verifiers.protocol import GraderBroken
 
 START_S = 60.0
 """Limit for importing; one for the rest of the control channel is below."""
 CONTROL_S = 10.0
-PRELOAD = ("workers.verifiers.math", "workers.verifiers.exact")
+PRELOAD = tuple(path.partition(":")[0] for path in registry.BUILTIN.values())
 PRELOAD_LATER = ("math_verify",)
 QUIET_S = 1.0
 _PR_SET_PDEATHSIG = 1

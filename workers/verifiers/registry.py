@@ -20,8 +20,14 @@ from broker.messages import Json
 from workers.verifiers.protocol import Verifier
 
 BUILTIN: Mapping[str, str] = {
+    "choice": "workers.verifiers.choice:Choice",
+    "compose": "workers.verifiers.compose:Compose",
     "exact": "workers.verifiers.exact:Exact",
+    "format": "workers.verifiers.format:Format",
+    "knights_knaves": "workers.verifiers.knights_knaves:KnightsKnaves",
     "math": "workers.verifiers.math:Math",
+    "numeric": "workers.verifiers.numeric:Numeric",
+    "steps": "workers.verifiers.steps:Steps",
 }
 
 Specification = str | Mapping[str, object]

@@ -101,6 +101,21 @@ def box_content(text: str, at: int) -> tuple[str | None, int]:
     return None, len(text)
 
 
+def last_tag(response: str, tag: str) -> str | None:
+    """What the last closed `<tag>...</tag>` holds, whatever its case."""
+    marks = list(re.finditer(rf"<(/?){tag}>", response, re.IGNORECASE))
+    for opening, closing in zip(marks[-2::-1], marks[::-1], strict=False):
+        if closing.group(1) and not opening.group(1):
+            return response[opening.end() : closing.start()]
+    return None
+
+
+def last_box(response: str) -> str | None:
+    """What the last box holds; None when there is none, or when it never closes."""
+    starts = list(_BOX.finditer(response))
+    return box_content(response, starts[-1].end())[0] if starts else None
+
+
 def _hash(response: str) -> str | None:
     found = _HASH.findall(response)
     return found[-1].strip() or None if found else None

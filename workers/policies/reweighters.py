@@ -107,9 +107,11 @@ class TokenBlend(Method):
     normalise: bool = True
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        raw = [self.alpha * scores_T + (1 - self.alpha) for scores_T in scores]
-        usable = [w_T for w_T, keep in zip(raw, batch.usable_B, strict=True) if keep]
-        mean = np.concatenate(usable).mean() if usable and self.normalise else 1.0
+        flat = np.concatenate([*scores, np.zeros(0, np.float32)])
+        flat = self.alpha * flat + (1 - self.alpha)
+        counted = flat[np.repeat(batch.usable_B, batch.lengths_B)]
+        mean = counted.mean(dtype=np.float64) if len(counted) and self.normalise else 1.0
         if mean > 0:
-            raw = [w_T / mean for w_T in raw]
-        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=raw)
+            flat = flat / mean
+        tokens = np.split(flat, np.cumsum(batch.lengths_B)[:-1]) if len(batch) else []
+        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=tokens)

@@ -63,7 +63,8 @@ class TokenProbability(Method):
     grain: ClassVar[Grain] = "token"
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
-        return [np.exp(logprobs_T.astype(np.float64)) for logprobs_T in batch.logprobs()]
+        flat = np.concatenate([*batch.logprobs(), np.zeros(0, np.float32)])
+        return np.split(np.exp(np.minimum(flat, 0.0)), np.cumsum(batch.lengths_B)[:-1]) if len(batch) else []
 
 
 @SCORERS.register("token_efficiency")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.bus import Bus
+from broker.bus import Bus, Stored
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
 from broker.messages import (
@@ -356,8 +356,13 @@ def a_world(run: RunSettings, server: MemoryServer | None = None, **changes: obj
 
 
 async def read_all(bus: Bus, log: Log) -> list[Event]:
+    """Everything in a log now."""
+    end, found = await bus.state(log), list[Stored]()
     cursor = await bus.cursor(log, 0)
-    return [stored.event() for stored in await cursor.read(100_000, 0.0)]
+    while end.messages and cursor.position < end.last:
+        found += await cursor.read(1000, 5.0)
+    await cursor.close()
+    return [stored.event() for stored in found]
 
 
 async def train_requests(bus: Bus) -> list[GroupRequested]:

@@ -37,7 +37,13 @@ class Follower:
         """Apply what comes within a second; whether anything came."""
         found = await self._cursor.read(READ_LIMIT, READ_WAIT_S)
         for stored in found:
-            self._apply(stored)
+            try:
+                self._apply(stored)
+            except (KeyError, ValueError) as error:
+                # Not written by a stage of this program: it can end no group of ours.
+                log.warning(
+                    "message ignored", log=self._name, sequence=stored.sequence, reason=repr(error)
+                )
         return bool(found)
 
     async def read_to(self, end: int, health: Health) -> None:

@@ -141,7 +141,10 @@ class Groups:
             self._given_up[bundle.draw] = bundle
 
     def _bundle_of(self, group_id: str) -> Bundle | None:
-        draw, _, attempt = TrainId.parse(group_id)
+        try:
+            draw, _, attempt = TrainId.parse(group_id)
+        except ValueError:
+            return None  # nothing of ours
         return self._open.get((draw, attempt))
 
     # --- what follows from it -----------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from broker.bus import Bus
-from broker.errors import TooLong
+from broker.errors import BadConfiguration, TooLong
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
 from workers.dispatcher.ending import Ending, why_drain
@@ -49,6 +49,8 @@ START_LIMIT_S = 6 * 3600.0
 """For the warm-up, the first model weights and the first mixture."""
 IDLE_LIMIT_S = 3600.0
 """Without any news from any log for so long, a run ends as making no progress."""
+COHORT_LIMIT = 1000
+"""Messages in one atomic batch."""
 
 log = structlog.get_logger()
 
@@ -73,6 +75,11 @@ async def run(
 
     Raises BadConfiguration before anything is published, Replaced when another dispatcher took over.
     """
+    if run.deterministic and run.groups_per_step > COHORT_LIMIT:
+        raise BadConfiguration(
+            f"run.groups_per_step = {run.groups_per_step}: with run.deterministic a step's requests "
+            f"are published as one batch of at most {COHORT_LIMIT}"
+        )
     work = Work(run, sources, prompt, sampling, evaluation, tokenizer_dir)
     start = Start(config_json, config_sha256, versions, resume)
     await _beside(_live(bus, work, start, health, stop), _beat(health))

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from broker.errors import SluiceError
 
 LEAST_MEMORY_GIB = 4
 LEAST_DISK_GIB = 5
+TORCH_LIMIT_S = 120
+LIST_GPUS = """
+import torch
+for n in range(torch.cuda.device_count()):
+    print(torch.cuda.get_device_name(n))
+"""
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,18 @@ def _nats() -> Finding:
 def _devices() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("devices", False, "torch is not installed", "pip install '.[learner]'")
-    import torch
-
-    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    # In a process of its own: a torch that does not fit the machine may take its process down.
+    asked = subprocess.run(
+        [sys.executable, "-c", LIST_GPUS], capture_output=True, text=True, timeout=TORCH_LIMIT_S
+    )
+    if asked.returncode != 0:
+        reason = (asked.stderr.strip().splitlines() or [f"code {asked.returncode}"])[-1]
+        return Finding(
+            "devices", False, f"torch does not work: {reason}", "pip install '.[learner]'"
+        )
     cores = len(os.sched_getaffinity(0))
-    return Finding("devices", True, f"{cores} CPU cores; GPUs: {', '.join(gpus) or 'none'}")
+    gpus = ", ".join(asked.stdout.split("\n")).strip(", ")
+    return Finding("devices", True, f"{cores} CPU cores; GPUs: {gpus or 'none'}")
 
 
 def _vllm() -> Finding:

@@ -46,14 +46,14 @@ def waited_for(pulse: Pulse) -> str:
     learner = next((found for role, found in waits.items() if "learner" in role), None)
     if learner is None:
         return "learner to start"
-    if not learner or COMPUTES & set(learner):
+    if not learner or learner[0].startswith(COMPUTES):
         return "learner"
     queues = {role: pulse.depths.get(role, 0) for role in ("policy", "verifier", "rollout")}
     longest = max(queues, key=lambda role: queues[role])
     return longest if queues[longest] else f"dispatcher (learner waits for {learner[0]})"
 
 
-COMPUTES = {"model", "warm-up", "step"}
+COMPUTES = ("model", "warm-up", "step", "checkpoint")
 """What the learner calls its own computations: a wait only for the event loop that started them."""
 
 

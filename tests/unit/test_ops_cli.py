@@ -1,0 +1,226 @@
+"""The command line: light to start, clear when it refuses, and the files that commands share."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from broker.errors import BadConfiguration
+from broker.messages import RunStarted
+from ops import cli, launch, roles, settings, starter, worker
+from ops.dry_run import estimate, shape_of, show
+from ops.paths import RunPaths, find_run, lock_run, run_ids, write_json
+from tests.builders import AT_US, WRITER
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "pydantic",
+    "nats",
+    "sqlalchemy",
+    "psycopg",
+    "numpy",
+    "rich",
+    "jinja2",
+)
+
+
+def loaded_by(code: str) -> set[str]:
+    """Heavy modules that a fresh interpreter has after the code."""
+    said = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(said.stdout.split()) & set(HEAVY)
+
+
+def test_the_help_imports_nothing_heavy():
+    assert loaded_by("from ops import cli; cli.parser()") == set()
+
+
+def test_roles_without_a_model_import_no_torch():
+    code = "from ops import roles\nfor r in ('dispatcher', 'verifier', 'policy', 'recorder'): roles.load(r)"
+
+    assert not loaded_by(code) & {"torch", "transformers"}
+
+
+def test_a_refusal_is_one_clear_line_and_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    code = cli.main(["run", str(tmp_path / "none.toml")])
+
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.err == f"sluice: {tmp_path}/none.toml: no such configuration file\n"
+    assert said.out == ""
+
+
+def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path):
+    for name in ("demo-1", "demo-2", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+
+    with pytest.raises(BadConfiguration, match=r"no run named 'x'.*demo-1"):
+        find_run(tmp_path, "x")
+    with pytest.raises(BadConfiguration, match="2 runs named 'demo'"):
+        find_run(tmp_path, "demo")
+    assert find_run(tmp_path, "oth").run_id == "other"
+    assert find_run(tmp_path, "last").run_id == run_ids(tmp_path)[-1]
+
+
+def test_only_one_supervisor_holds_a_run(tmp_path: Path):
+    held = lock_run(RunPaths(tmp_path))
+
+    with pytest.raises(BadConfiguration, match="another `sluice run`"):
+        lock_run(RunPaths(tmp_path))
+
+    os.close(held)
+    os.close(lock_run(RunPaths(tmp_path)))
+
+
+def test_a_json_file_is_replaced_whole(tmp_path: Path):
+    path = tmp_path / "pids.json"
+    write_json(path, {"learner": [1]})
+    write_json(path, {"learner": [2]})
+
+    assert json.loads(path.read_text()) == {"learner": [2]}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_runs_of_one_second_get_two_names(tmp_path: Path):
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    first = launch.new_run_id("demo", tmp_path, now)
+    (tmp_path / first).mkdir()
+
+    assert first == "demo-20260102-030405"
+    assert launch.new_run_id("demo", tmp_path, now) == "demo-20260102-030405-2"
+
+
+def started_folder(folder: Path) -> Path:
+    starter.write(folder)
+    return folder / "config.toml"
+
+
+def test_a_run_that_exists_is_only_gone_on_with_when_asked(tmp_path: Path):
+    config = started_folder(tmp_path / "mine")
+    runs = tmp_path / "runs"
+    (runs / "r1").mkdir(parents=True)
+    (runs / "r1" / "config.toml").write_text(config.read_text())
+
+    with pytest.raises(BadConfiguration, match="--resume r1"):
+        launch.prepare(config, ("run.id=r1",), runs, resume=None)
+    configuration, paths = launch.prepare(config, (), runs, resume="r1")
+
+    assert configuration.run.id == paths.run_id == "r1"
+
+
+def test_the_starting_point_overwrites_nothing(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("my work")
+
+    with pytest.raises(BadConfiguration, match=r"mine\.py exists"):
+        starter.write(tmp_path)
+
+    assert (tmp_path / "mine.py").read_text() == "my work"
+
+
+def test_a_dry_run_shows_prompts_and_sizes_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    configuration = settings.load(started_folder(tmp_path / "mine"), environment={})
+
+    assert show(configuration, sys.stdout) == 0
+
+    said = capsys.readouterr().out
+    for part in (
+        "words: 10 to train on",
+        "target '",
+        "million parameters",
+        "learner",
+        "checkpoints",
+    ):
+        assert part in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["demo.toml", "gsm8k-smollm2.toml"])
+def test_the_shipped_configurations_are_valid(name: str):
+    configuration = settings.load(Path(settings.__file__).parent / "config" / name, environment={})
+
+    assert all(source.eval_items for source in configuration.source)
+
+
+def test_parameters_are_counted_as_the_model_has_them():
+    smollm2 = {
+        "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+    assert shape_of(smollm2).parameters == 134_515_008
+
+
+def test_estimates_grow_with_what_they_depend_on(tmp_path: Path):
+    path = started_folder(tmp_path / "mine")
+    shape = shape_of(
+        {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+         "vocab_size": 30}
+    )  # fmt: skip
+
+    small = estimate(settings.load(path, (), {}), shape, 10)
+    rows = estimate(settings.load(path, ("rollout.max_rows=512",), {}), shape, 10)
+    steps = estimate(settings.load(path, ("run.steps=1000",), {}), shape, 10)
+
+    assert rows.rollout > small.rollout
+    assert rows.learner == small.learner
+    assert steps.logs > small.logs
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path):
+    overrides = (f"model.path='{tmp_path}/nothing'",)
+    configuration = settings.load(started_folder(tmp_path / "mine"), overrides, {})
+
+    with pytest.raises(BadConfiguration, match=r"model\.path .*nothing.*config\.json"):
+        roles.prepare_model(configuration, RunPaths(tmp_path / "r"))
+
+
+def test_a_tiny_model_folder_is_made_once_and_whole(tmp_path: Path):
+    configuration = settings.load(started_folder(tmp_path / "mine"), environment={})
+    paths = RunPaths(tmp_path / "r")
+
+    first = roles.prepare_model(configuration, paths)
+    before = (first / "tokenizer.json").stat().st_mtime_ns
+    second = roles.prepare_model(configuration, paths)
+
+    assert first == second == paths.model
+    assert (second / "tokenizer.json").stat().st_mtime_ns == before
+    assert [p.name for p in paths.root.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("override", "names", "complaint"),
+    [
+        ("run.id=''", ("policy",), "run"),
+        ("run.id=r", ("polycy",), r"polycy.*dispatcher, rollout"),
+        ("run.id=r", ("policy",), r"nats\.url"),
+    ],
+)
+def test_a_worker_says_what_it_lacks(
+    tmp_path: Path, override: str, names: tuple[str, ...], complaint: str
+):
+    with pytest.raises(BadConfiguration, match=complaint):
+        worker.check(settings.load(started_folder(tmp_path / "m"), (override,), {}), names)
+
+
+def test_a_run_goes_on_only_with_the_configuration_it_was_started_with(tmp_path: Path):
+    path = started_folder(tmp_path / "mine")
+    first = settings.load(path, (), {})
+    started = RunStarted(
+        writer_id=WRITER, at_us=AT_US, name="r", seed=0, versions={},
+        config=json.dumps(settings.without_secrets(first)), config_sha256=settings.digest(first),
+    )  # fmt: skip
+
+    worker.check_same_run(started, settings.load(path, ("run.steps=99", "nats.url='nats://h'"), {}))
+    other = settings.load(path, ("run.seed=5", "learner.learning_rate=0.5"), {})
+    with pytest.raises(BadConfiguration, match=r"changed: learner\.learning_rate, run\.seed"):
+        worker.check_same_run(started, other)

@@ -102,7 +102,8 @@ class Supervisor:
             # Once more from the start: the last processes wrote while they left.
             self.view = await read_view(bus, READ_LIMIT_S)
             self._display.close()
-            if self.view.started_us is None:
+            if self.view.ended is None:
+                print(f"stopped at step {self.view.step}; go on with: {self._resume_command()}", file=out)
                 return None
             return await close_run(self, bus, out)
 
@@ -110,6 +111,9 @@ class Supervisor:
         self._display.close()
         await self.services.close()
         write_json(self.paths.pids, {role: [] for role in self._pids()})
+
+    def _resume_command(self) -> str:
+        return f"sluice run --resume {self.paths.run_id} --runs {self.paths.root.parent}"
 
     def _role_counts(self) -> dict[str, int]:
         c = self.configuration

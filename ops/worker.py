@@ -11,13 +11,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import FrameType
+from typing import Protocol
 
 import structlog
 
+from broker.bus import Bus
 from broker.errors import BadConfiguration, Replaced, SluiceError
 from broker.messages import RunStarted
+from broker.settings import NatsSettings
 from broker.telemetry import Health, configure_logging, loop_lag_seconds, serve_http
 from broker.topology import Log, kind_subjects
 from ops import roles, settings
@@ -30,6 +33,16 @@ DONE, BUG, REFUSED, REPLACED = 0, 1, 2, 3
 STOP_LIMIT_S = 9.0
 """From the signal to the end: what has not finished by then is cut off, and redelivered elsewhere."""
 LAG_EVERY_S = 1.0
+
+
+class ServerBus(Bus, Protocol):
+    """A bus on a server, where the run's logs may have to be made."""
+
+    async def ensure_logs(self, settings: NatsSettings) -> None: ...
+
+
+Connect = Callable[[NatsSettings, str, Health], Awaitable[ServerBus]]
+"""Settings, run id, and where waits are shown -> the run's bus, connected."""
 
 log = structlog.get_logger()
 
@@ -44,8 +57,19 @@ def catch_signals_early() -> None:
         signal.signal(signum, leave)
 
 
+async def connect_to_nats(settings: NatsSettings, run: str, health: Health) -> ServerBus:
+    from broker import jetstream
+
+    return await jetstream.connect(settings, run, health=health)
+
+
 def main(
-    configuration: Configuration, names: tuple[str, ...], paths: RunPaths, *, resume: bool
+    configuration: Configuration,
+    names: tuple[str, ...],
+    paths: RunPaths,
+    *,
+    resume: bool,
+    connect: Connect = connect_to_nats,
 ) -> int:
     """Run the roles to the end; returns the exit code."""
     catch_signals_early()
@@ -56,7 +80,7 @@ def main(
         if set(names) & roles.NEED_MODEL:
             roles.prepare_model(configuration, paths)
         starts = {name: roles.load(name) for name in names}
-        asyncio.run(_work(configuration, starts, paths, resume=resume))
+        asyncio.run(_work(configuration, starts, paths, resume=resume, connect=connect))
     except BaseExceptionGroup as group:
         return _explain(first_of(group))
     except Exception as error:
@@ -94,16 +118,15 @@ async def _work(
     paths: RunPaths,
     *,
     resume: bool,
+    connect: Connect,
 ) -> None:
-    from broker import jetstream
-
     stop, health = asyncio.Event(), Health(",".join(starts))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, ask_to_stop, stop)
     server = serve_http(health, configuration.telemetry)
     log.info("worker_starts", run=configuration.run.id, **_address(health))
-    bus = await jetstream.connect(configuration.nats, configuration.run.id, health=health)
+    bus = await connect(configuration.nats, configuration.run.id, health)
     try:
         await bus.ensure_logs(configuration.nats)
         await bus.answer_status(health.status)

@@ -13,6 +13,8 @@ from broker.topology import Log
 from store.database import Connection, transaction
 from store.row import End
 
+CLOSE_LIMIT_S = 900.0
+"""Of each statement: closing looks at every group of the run once."""
 GROUP_LOGS = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED)
 
 LATE = """
@@ -93,7 +95,7 @@ def endings(connection: Connection, run_id: str) -> list[Ending]:
 def close(connection: Connection, run_id: str, end: Ending) -> None:
     """Drop the groups that are open at this end as run_ended and give the run its final status."""
     lasts = {str(log).lower(): end.last_sequences.get(log, 0) for log in GROUP_LOGS}
-    with transaction(connection):
+    with transaction(connection, limit_s=CLOSE_LIMIT_S):
         known = connection.execute(
             "SELECT status, reason, ended_at FROM run_end WHERE run_id = %s AND event_id = %s FOR UPDATE",
             [run_id, end.event_id],

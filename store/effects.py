@@ -1,18 +1,16 @@
 """What follows in one table from rows of another, written in the same transaction and idempotent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from store.database import Connection
-from store.merge import on_conflict
+from store.merge import Tables, on_conflict
 from store.models import TABLES
-from store.row import End, Values
+from store.row import End
 
 STATE_COLUMNS = tuple(column.name for column in TABLES["supervision_state"].columns)
 
 
-def apply_effects(
-    connection: Connection, run_id: str, tables: Mapping[str, Sequence[Values]]
-) -> None:
+def apply_effects(connection: Connection, run_id: str, tables: Tables) -> None:
     samples = sorted({str(row["sample_key"]) for row in tables.get("supervision_event", ())})
     if samples:
         fold_supervision(connection, run_id, samples)

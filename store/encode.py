@@ -1,59 +1,63 @@
 """A row as COPY takes it: a value per column, in order; what Postgres cannot hold made visible."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sqlalchemy import Column, Double, Text
+from sqlalchemy import Double, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from store.clean import clean_text, json_text
 from store.merge import ORDER
 from store.models import TABLES
 
-Encoder = Callable[[object], tuple[object, bool]]
-"""Value to (what is written, whether it had to be changed)."""
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of a table's columns, and the places of those that need a look."""
+
+    names: tuple[str, ...]
+    texts: tuple[int, ...]
+    jsons: tuple[int, ...]
+    reals: tuple[int, ...]
+    flagged: bool
+    """Whether the last column is `cleaned`."""
 
 
-def _text(value: object) -> tuple[object, bool]:
-    text = str(value)
-    if text.isascii() and "\x00" not in text:
-        return text, False
-    cleaned = clean_text(text)
-    return cleaned, cleaned != text
+def _columns(table: Table) -> Columns:
+    columns = list(table.columns)
+
+    def places(kind: type) -> tuple[int, ...]:
+        return tuple(at for at, column in enumerate(columns) if isinstance(column.type, kind))
+
+    names = tuple(column.name for column in columns)
+    return Columns(names, places(Text), places(JSONB), places(Double), names[-1] == "cleaned")
 
 
-def _real(value: object) -> tuple[object, bool]:
-    number = float(value) if isinstance(value, (int, float)) else math.nan
-    return (number, False) if math.isfinite(number) else (None, True)
+COLUMNS = {name: _columns(TABLES[name]) for name in ORDER}
 
 
-def _encoder(column: Column) -> Encoder | None:
-    match column.type:
-        case JSONB():
-            return json_text
-        case Double():
-            return _real
-        case Text():
-            return _text
-        case _:
-            return None
-
-
-COLUMNS: dict[str, list[tuple[str, Encoder | None]]] = {
-    name: [(column.name, _encoder(column)) for column in TABLES[name].columns] for name in ORDER
-}
-
-
-def encode(table: str, values: Mapping[str, object]) -> list[object]:
-    """TypeError or ValueError when a value has no JSON form."""
-    encoded: list[object] = []
+def encode(columns: Columns, values: Mapping[str, object]) -> list[object]:
+    """TypeError or ValueError when a value is not of its column's kind, or has no JSON form."""
+    row = [values.get(name) for name in columns.names]
     changed = False
-    for name, encoder in COLUMNS[table]:
-        value = values.get(name)
-        if encoder is not None and value is not None:
-            value, dirty = encoder(value)
+    for at in columns.texts:
+        text = row[at]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise TypeError(f"{columns.names[at]} is {text!r:.80}: expected text")
+        if not text.isascii() or "\x00" in text:
+            row[at] = cleaned = clean_text(text)
+            changed = changed or cleaned != text
+    for at in columns.jsons:
+        if row[at] is not None:
+            row[at], dirty = json_text(row[at])
             changed = changed or dirty
-        encoded.append(value)
-    if COLUMNS[table][-1][0] == "cleaned":
-        encoded[-1] = changed
-    return encoded
+    for at in columns.reals:
+        number = row[at]
+        if isinstance(number, float) and not math.isfinite(number):
+            row[at], changed = None, True
+    if columns.flagged:
+        row[-1] = changed
+    return row

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.bus import Bus, Stored
+from broker.codec import decode
 from broker.errors import Poison
 from broker.messages import GroupKey, ReaderAdvanced, RunEnded, RunStarted
 from broker.topology import Log
@@ -21,6 +22,12 @@ CHUNK_MESSAGES = 500
 CHUNKS_WAITING = 5
 
 Chunk = list[Stored]
+
+UNREAD: Mapping[Log, Mapping[str, object]] = {
+    Log.VERIFIED: {"generations": (), "request": None},
+    Log.ANNOTATED: {"generations": (), "request": None},
+}
+"""What a message repeats of those before it, recorded from their own logs."""
 
 
 @dataclass
@@ -43,7 +50,7 @@ class Batch:
         """Decode one message; output for a group that an earlier end of the run closed is passed over."""
         self.sequences[stored.log] = stored.sequence
         try:
-            event = stored.event()
+            event = decode(stored.data, unread=UNREAD.get(stored.log))
             if not isinstance(event, ReaderAdvanced):
                 self.news[stored.log] = stored.sequence
             group = getattr(event, "group", None)

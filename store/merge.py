@@ -6,6 +6,8 @@ event alone knows the right one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
+from typing import Any
 
 from sqlalchemy import Table
 
@@ -13,7 +15,8 @@ from store.columns import GROUP_STATES, STEP_STATUSES
 from store.models import TABLES
 from store.row import Row, Values
 
-Key = tuple[object, ...]
+Key = Any
+Tables = dict[str, list[Mapping[str, object]]]
 Merge = Callable[[Values, Mapping[str, object]], None]
 
 END_COLUMNS = ("drop_reason", "dropped_step", "dropped_staleness", "trained_step", "terminal_at")
@@ -32,24 +35,28 @@ def key_columns(table: Table) -> tuple[str, ...]:
 
 
 KEYS = {name: key_columns(TABLES[name]) for name in ORDER}
+KEY_OF: dict[str, Callable[[Mapping[str, object]], Key]] = {
+    name: itemgetter(*keys) for name, keys in KEYS.items()
+}
+"""Values to key: a tuple, or the value itself where one column is the key."""
 
 
-def gather(rows: Iterable[Row]) -> dict[str, list[Values]]:
+def gather(rows: Iterable[Row]) -> Tables:
     """Merged rows by table, tables in ORDER, rows sorted by key."""
-    found: dict[str, dict[Key, Values]] = {name: {} for name in ORDER}
+    found: dict[str, dict[Key, Mapping[str, object]]] = {name: {} for name in ORDER}
     for row in rows:
-        key = tuple(row.values[column] for column in KEYS[row.table])
-        table = found[row.table]
-        known = table.get(key)
-        if known is None:
-            table[key] = dict(row.values)
-        elif (merge := MERGES.get(row.table)) is not None:
-            merge(known, row.values)
-    return {
-        name: [values for _, values in sorted(table.items(), key=lambda item: item[0])]  # type: ignore[arg-type]
-        for name, table in found.items()
-        if table
-    }
+        name, values = row.table, row.values
+        key = KEY_OF[name](values)
+        merge = MERGES.get(name)
+        known = found[name].get(key)
+        if merge is None:
+            if known is None:
+                found[name][key] = values
+        elif isinstance(known, dict):
+            merge(known, values)
+        else:
+            found[name][key] = dict(values)  # a copy: it is merged into
+    return {name: [table[key] for key in sorted(table)] for name, table in found.items() if table}
 
 
 def merge_group(known: Values, more: Mapping[str, object]) -> None:

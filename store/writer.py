@@ -17,8 +17,8 @@ from broker.errors import SluiceError
 from store.database import Connection, transaction
 from store.effects import apply_effects
 from store.encode import COLUMNS, encode
-from store.merge import gather, upsert
-from store.row import Row, Values
+from store.merge import Tables, gather, upsert
+from store.row import Row
 
 STRAIGHT = frozenset(
     ("generation", "verdict", "group_decision", "annotation", "batch_member", "evaluation_item")
@@ -82,11 +82,12 @@ def find_bad(connection: Connection, rows: Sequence[Row]) -> dict[int, str]:
     return found
 
 
-def put(connection: Connection, tables: Mapping[str, Sequence[Values]]) -> None:
+def put(connection: Connection, tables: Tables) -> None:
     """Merge rows into their tables, inside the caller's transaction. BadRow when one is refused."""
     for table, rows in tables.items():
         with _bad_rows(table):
-            encoded = [encode(table, values) for values in rows]
+            columns = COLUMNS[table]
+            encoded = [encode(columns, values) for values in rows]
             if table not in STRAIGHT or not _copied(connection, table, encoded):
                 _merge(connection, table, encoded)
 
@@ -125,7 +126,7 @@ def _merge(connection: Connection, table: str, rows: Sequence[Sequence[object]])
 
 def _copy(connection: Connection, into: str, table: str, rows: Sequence[Sequence[object]]) -> None:
     # As text: the binary form of an integer beyond the column's range would wrap without a word.
-    names = ", ".join(name for name, _ in COLUMNS[table])
+    names = ", ".join(COLUMNS[table].names)
     statement = f"COPY {into} ({names}) FROM STDIN".encode()
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import orjson
-
 from broker.bus import Bus, Stored
 from broker.codec import encode
 from broker.messages import (
@@ -15,24 +13,16 @@ from broker.messages import (
     Event,
     GroupRequested,
     Incident,
-    MixtureShare,
-    MixtureUpdated,
     PlannedGroup,
     ReaderAdvanced,
     RunDraining,
     RunEnded,
-    RunStarted,
-    ShadowDecided,
     StepCommitted,
     StepPlanned,
-    SupervisionChanged,
     VerdictRevised,
-    WeightsPublished,
 )
 from broker.topology import Log, headers, log_of, subject
 from tests.builders import (
-    AT_US,
-    WRITER,
     a_generated,
     a_key,
     a_request,
@@ -40,12 +30,19 @@ from tests.builders import (
     a_verdict,
     a_verified,
     an_annotated,
-    an_annotation,
 )
-
-RUN = "run"
-COMMON = {"writer_id": WRITER, "at_us": AT_US + 5_000_000}
-SIZE, TOKENS = 2, 3
+from tests.store_events import (
+    COMMON,
+    RUN,
+    SIZE,
+    TOKENS,
+    mixture,
+    shadow,
+    started,
+    supervision,
+    undecided,
+    weights,
+)
 
 
 @dataclass
@@ -104,19 +101,6 @@ def a_small_run(*, ended: bool = True) -> World:
     return world
 
 
-def started(*, resumed: bool = False) -> RunStarted:
-    config = {"run": {"max_staleness": 2, "steps": 3}}
-    return RunStarted(
-        **COMMON,
-        name="small",
-        config=orjson.dumps(config).decode(),
-        config_sha256="c",
-        seed=7,
-        versions={"sluice": "1"},
-        resumed=resumed,
-    )
-
-
 def ask(world: World, request_seq: int, **changes: object) -> GroupRequested:
     group_id = f"{request_seq:08d}-0-0"
     sample = a_sample(f"math:1:{request_seq}", difficulty=float(request_seq))
@@ -158,26 +142,6 @@ def fail(world: World, request: GroupRequested) -> None:
     world.say(a_generated(request, **failed))
     place = world.say(a_verified(request, **failed, verdicts=()))
     world.say(undecided(request, "failed", "engine: out of memory", place))
-
-
-def undecided(request: GroupRequested, outcome: str, reason: str, verified_seq: int) -> Event:
-    return an_annotated(
-        request,
-        outcome=outcome,
-        reason=reason,
-        generations=(),
-        window=None,
-        window_size=None,
-        window_index=None,
-        cut=None,
-        verified_seq=verified_seq,
-        annotations=tuple(
-            an_annotation(index, admitted=False, advantage=0.0, reason=reason)
-            for index in range(SIZE)
-        )
-        if outcome == "dropped"
-        else (),
-    )
 
 
 def commit(
@@ -233,45 +197,6 @@ def commit(
     )
 
 
-def weights(version: int, *, step: int = 0) -> WeightsPublished:
-    return WeightsPublished(
-        **COMMON,
-        version=version,
-        step=step,
-        digest=f"d{version}",
-        uri=f"object:w{version}",
-        bytes=9,
-    )
-
-
-def mixture(
-    update_no: int, *, step: int, request_seq: int, cut: int, counts: tuple[int, int, int, int]
-) -> MixtureUpdated:
-    requested, generated, admitted, trained = counts
-    share = MixtureShare(
-        domain="math",
-        target=1.0,
-        requested=requested,
-        generated=generated,
-        admitted=admitted,
-        trained=trained,
-        reward_mean=0.5,
-        abs_advantage_mean=None,
-        slope=None,
-    )
-    return MixtureUpdated(
-        **COMMON,
-        update_no=update_no,
-        mixer="static",
-        window=update_no,
-        step=step,
-        request_seq=request_seq,
-        cut=cut,
-        domains=(share,),
-        reason="static",
-    )
-
-
 def evaluate(world: World, *, version: int, first_seq: int) -> None:
     """Two items measured, one failed: the benchmark has no score."""
     items, missing = [], []
@@ -316,37 +241,6 @@ def supervise(world: World) -> None:
     )
     for name, old, new in changes:
         world.say(supervision("math:1:4", name, old, new))
-
-
-def supervision(sample_key: str, name: str, old: str | None, new: str | None) -> SupervisionChanged:
-    return SupervisionChanged.model_validate(
-        COMMON
-        | {
-            "sample_key": sample_key,
-            "step": 1,
-            "method": "counts",
-            "lifetime": "run",
-            "field": name,
-            "old": old,
-            "new": new,
-            "evidence": {"scores": [1, 0]},
-            "actor": "policy",
-        }
-    )
-
-
-def shadow(request: GroupRequested, *, window: int) -> ShadowDecided:
-    return ShadowDecided(
-        **COMMON,
-        group=request.group,
-        outcome="admitted",
-        reason="admitted",
-        annotations=(an_annotation(0), an_annotation(1)),
-        window=window,
-        verified_seq=1,
-        policy="other",
-        policy_version="2",
-    )
 
 
 def end(world: World, *still_open: GroupRequested) -> None:

@@ -24,8 +24,8 @@ TABLES = (
 
 
 def upgrade() -> None:
-    for name in ("0001_tables.sql", "0001_views.sql", "0001_guards.sql"):
-        _execute((SQL / name).read_text(encoding="utf-8"))
+    for name in ("tables", "ledger_tables", "views", "guards"):
+        _execute((SQL / f"0001_{name}.sql").read_text(encoding="utf-8"))
 
 
 def downgrade() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -11,63 +10,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import jetstream
-from broker.bus import Bus, Stored
+from broker.bus import Stored
 from broker.errors import TooLong, Unreachable
-from broker.memory import MemoryBus, MemoryServer
 from broker.messages import ReaderAdvanced
 from broker.settings import NatsSettings
 from broker.telemetry import Health
 from broker.topology import Log, kind_subjects
-from store import recorder, writer
+from store import recorder
 from store.audit import verify
 from store.database import connect
-from store.rows import rows_of
 from store.settings import StoreSettings
-from tests.builders import a_generation, a_verdict, a_verified
+from tests.store_recording import SETTINGS, a_bus, record, recorded, wait_until
 from tests.store_tables import LOGS, close_ends, tables, write, write_run
 from tests.store_world import (
     RUN,
     World,
-    a_generated,
     a_small_run,
     answer,
     ask,
     end,
     started,
-    supervision,
     undecided,
 )
-
-SETTINGS = StoreSettings(flush_s=0.05)
-
-
-def a_bus() -> MemoryBus:
-    return MemoryBus(MemoryServer(log_bytes=64 << 20), RUN)
-
-
-async def record(bus: Bus, url: str, *, until: Callable[[], bool] | None = None) -> Health:
-    """Run the recorder to the end of the run, or until something is so."""
-    health, stop = Health("recorder"), asyncio.Event()
-    task = asyncio.create_task(
-        recorder.run(bus, url=url, settings=SETTINGS, health=health, stop=stop)
-    )
-    async with asyncio.timeout(30):
-        if until is not None:
-            await wait_until(lambda: until() or task.done())
-            stop.set()
-        await task
-    return health
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Polls: the condition lies in a database or in another task. The caller sets the limit."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-
-
-def recorded(url: str, log: Log) -> int:
-    with connect(url) as connection:
-        return writer.positions(connection, RUN).get(log, writer.Position()).sequence
 
 
 async def test_a_run_is_recorded_to_its_end_and_the_recorder_leaves(postgres_url: str):
@@ -191,82 +155,6 @@ def test_any_interleaving_of_logs_batches_and_redelivery_gives_equal_tables(
         close_ends(connection, run_id)
 
         assert tables(connection, run_id) == tables(connection, "straight")
-
-
-async def test_a_refused_row_goes_to_dead_alone_and_the_rest_is_recorded(postgres_url: str):
-    bus, world = a_bus(), World()
-    world.say(started())
-    request = ask(world, 1)
-    good, garbage = a_generation(0), a_generation(1, seed=2**63)
-    world.say(a_generated(request, generations=(good, garbage)))
-    world.say(a_verified(request))
-    end(world, request)
-    await world.publish(bus)
-
-    await record(bus, postgres_url)
-
-    with connect(postgres_url) as connection:
-        found = tables(connection, RUN)
-    assert [row["generation_index"] for row in found["generation"]] == [0]
-    assert len(found["verdict"]) == 2
-    dead = await bus.last(Log.DEAD, ">")
-    assert dead is not None
-    assert "generation" in str(dict(dead.headers))
-    with connect(postgres_url) as connection:
-        assert writer.positions(connection, RUN)[Log.GENERATED] == writer.Position(1, 1)
-
-
-def test_one_bad_row_among_many_is_found_wherever_it_is(postgres_url: str):
-    world, rows = World(), []
-    for place in range(1, 40):
-        seed = 2**63 if place in (7, 31) else 1
-        answers = (a_generation(0, seed=seed), a_generation(1))
-        rows += rows_of(RUN, place, a_generated(ask(world, place), generations=answers))
-
-    with connect(postgres_url) as connection:
-        bad = writer.find_bad(connection, rows)
-        left = connection.execute("SELECT count(*) FROM generation").fetchone()
-
-    assert [rows[i].values["group_id"] for i in bad] == ["00000007-0-0", "00000031-0-0"]
-    assert all("out of range" in reason for reason in bad.values())
-    assert left == (0,)
-
-
-async def test_an_undecodable_message_is_buried_and_counted(postgres_url: str):
-    bus, world = a_bus(), World()
-    world.say(started())
-    world.say(supervision("math:1:1", "visits", None, "many"))
-    end(world)
-    await world.publish(bus)
-
-    await record(bus, postgres_url)
-
-    with connect(postgres_url) as connection:
-        assert tables(connection, RUN)["supervision_event"] == []
-        assert writer.positions(connection, RUN)[Log.LEDGER].dead_lettered == 1
-
-
-async def test_nul_and_lone_surrogates_are_stored_marked_and_flagged(postgres_url: str):
-    bus, world = a_bus(), World()
-    world.say(started())
-    request = ask(world, 1)
-    hostile = a_generation(0, text="5{\x00x")
-    verdict = a_verdict(0, extracted="\x00", components={"k\x00": 1.0}, detail="hi \ud83d")
-    world.say(a_generated(request, generations=(hostile, a_generation(1))))
-    world.say(a_verified(request, verdicts=(verdict, a_verdict(1))))
-    end(world, request)
-    await world.publish(bus)
-
-    await record(bus, postgres_url)
-
-    with connect(postgres_url) as connection:
-        found = tables(connection, RUN)
-    assert [(row["text"], row["cleaned"]) for row in found["generation"]] == [
-        ("5{␀x", True),
-        ("2", False),
-    ]
-    assert found["verdict"][0]["components"] == {"k␀": 1}
-    assert [row["cleaned"] for row in found["verdict"]] == [True, False]
 
 
 async def test_postgres_may_be_away_for_a_while_once_the_recorder_has_begun(

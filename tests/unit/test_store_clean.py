@@ -52,16 +52,16 @@ def test_numbers_that_json_lacks_are_written_by_name_and_bytes_as_hex():
 
 
 def test_the_flag_of_a_row_tells_whether_any_of_its_values_changed():
-    columns = [name for name, _ in COLUMNS["verdict"]]
+    columns = COLUMNS["verdict"]
     row = {"extracted": "5", "detail": "", "components": {}, "latency_ms": 0.5}
 
-    kept = encode("verdict", row)
-    marked = encode("verdict", row | {"components": {"k\x00": 1}})
-    infinite = encode("verdict", row | {"latency_ms": float("inf")})
+    kept = encode(columns, row)
+    marked = encode(columns, row | {"components": {"k\x00": 1}})
+    infinite = encode(columns, row | {"latency_ms": float("inf")})
 
     assert [kept[-1], marked[-1], infinite[-1]] == [False, True, True]
-    assert marked[columns.index("components")] == '{"k␀":1}'
-    assert infinite[columns.index("latency_ms")] is None
+    assert marked[columns.names.index("components")] == '{"k␀":1}'
+    assert infinite[columns.names.index("latency_ms")] is None
 
 
 def test_a_moment_keeps_its_microseconds():

@@ -3,13 +3,16 @@
 import hashlib
 from datetime import UTC, datetime
 
+import msgpack
 import numpy as np
 import pytest
 
 from broker.arrays import logprob_array, token_array
+from broker.codec import decode, encode
 from broker.errors import Poison
 from broker.messages import ChatTurn, DroppedGroup, ReaderAdvanced, RunStarted, StepCommitted
 from store.encode import COLUMNS
+from store.intake import UNREAD
 from store.merge import KEYS
 from store.row import End, Row
 from store.rows import rows_of
@@ -43,7 +46,7 @@ def test_every_row_of_a_run_fits_its_table_and_names_its_key():
 
     assert {row.table for row in rows} == set(KEYS)
     for row in rows:
-        assert set(row.values) <= {name for name, _ in COLUMNS[row.table]}, row.table
+        assert set(row.values) <= set(COLUMNS[row.table].names), row.table
         assert all(row.values[name] is not None for name in KEYS[row.table]), row.table
 
 
@@ -171,3 +174,20 @@ def test_what_is_said_about_the_logs_leaves_no_row():
     event = ReaderAdvanced(writer_id=WRITER, at_us=1, reader="policy", log="VERIFIED", sequence=3)
 
     assert rows_of(RUN, 1, event) == []
+
+
+def test_what_the_recorder_leaves_unread_changes_no_row():
+    world = a_small_run()
+
+    for log, unread in UNREAD.items():
+        for place, event in enumerate(world.logs[log], start=1):
+            read = decode(encode(event), unread=unread)
+            assert rows_of(RUN, place, read) == rows_of(RUN, place, event)
+
+
+def test_unread_fields_must_be_there_all_the_same():
+    envelope = msgpack.unpackb(encode(a_verified()))
+    del envelope["body"]["generations"]
+
+    with pytest.raises(Poison, match="generations"):
+        decode(msgpack.packb(envelope), unread={"generations": ()})

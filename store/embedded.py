@@ -89,6 +89,9 @@ class EmbeddedPostgres:
                 # Rights on the way there may have been taken back since the start.
                 let_server_user_in(self.directory, _binaries())
                 _end(self.directory / "data")
+            sockets = socket_directory(self.directory)
+            if last and sockets.parent != self.directory:
+                shutil.rmtree(sockets)
 
 
 def start(directory: Path) -> EmbeddedPostgres:

@@ -99,3 +99,4 @@ def test_a_folder_with_a_long_or_odd_name_works(directory: Path):
         assert socket.stat().st_mode & 0o077 == 0
     finally:
         server.stop()
+    assert not socket.exists(), "nothing is left behind in the folder of temporary files"

@@ -1,26 +1,32 @@
-"""A deployment in small: real NATS, real Postgres, every role a process of its own, any of them killable."""
+"""A deployment in small: every role a process of its own against real services, any of them killable."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
-import broker.embedded
-import store.embedded
+from broker.jetbus import JetStreamBus
 from broker.jetstream import connect
 from broker.settings import NatsSettings
 from store.audit import verify
-from store.schema import upgrade
 
 ROOT = Path(__file__).parents[2]
+DYING_WORKER = Path(__file__).with_name("dying_worker.py")
 ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
+LIGHT = "dispatcher,verifier,policy,recorder"
+"""The roles without torch, as one process: what a test does not kill need not cost a start each."""
+LEAVE_LIMIT_S = 10.0
+"""A worker leaves within this of SIGTERM."""
 
 CONFIG = """
 [run]
@@ -41,6 +47,32 @@ kv_heads = 2
 intermediate = 64
 positions = 64
 
+{sources}
+
+[sampling]
+max_tokens = 12
+
+[warmup]
+steps = {warmup}
+batch_size = 32
+learning_rate = 3e-3
+
+[learner]
+learning_rate = 1e-3
+checkpoint_every = {checkpoint_every}
+keep_checkpoints = 20
+{learner_extra}
+
+[nats]
+log_bytes = 67108864
+connect_wait_s = {connect_wait_s}
+
+[store]
+connect_wait_s = {connect_wait_s}
+{extra}
+"""
+
+SOURCES = """
 [[source]]
 domain = "short"
 generator = "ordering"
@@ -54,95 +86,138 @@ generator = "ordering"
 options = {{length = 3, letters = 8}}
 verifier = {{name = "exact"}}
 eval_items = {eval_items}
-
-[sampling]
-max_tokens = 12
-
-[warmup]
-steps = {warmup}
-batch_size = 32
-learning_rate = 3e-3
-
-[learner]
-learning_rate = 1e-3
-checkpoint_every = {checkpoint_every}
-
-[nats]
-url = "{nats}"
-log_bytes = 67108864
-
-[store]
-url = "{postgres}"
-{extra}
 """
+
+DEFAULTS: dict[str, object] = {
+    "steps": 4,
+    "warmup": 150,
+    "checkpoint_every": 2,
+    "run_extra": "max_staleness = 2",
+    "learner_extra": "",
+    "connect_wait_s": 20,
+    "extra": '[policy]\nadmit = ["dynamic_sampling"]',
+}
 
 
 class Cluster:
-    """Services and role processes of one run under one directory; use as a context manager."""
+    """Role processes of one run under one directory; a context manager that leaves none behind."""
 
-    def __init__(self, directory: Path, *, run: str = "e2e", steps: int = 4, warmup: int = 20, **options: object):
+    def __init__(
+        self, directory: Path, *, nats_url: str, postgres_url: str, run: str, **options: object
+    ):
         self.directory = directory
         self.run = run
+        self.nats_url = nats_url
+        self.postgres_url = postgres_url
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._options = {
-            "steps": steps,
-            "warmup": warmup,
-            "checkpoint_every": 2,
-            "eval_items": 8,
-            "run_extra": "max_staleness = 2",
-            "extra": "",
-        } | options
+        self.config = directory / "config.toml"
+        eval_items = options.pop("eval_items", 8)
+        sources = {"sources": SOURCES.format(eval_items=eval_items)}
+        self._options = DEFAULTS | sources | options
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / "runs" / self.run
 
     def __enter__(self) -> "Cluster":
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.nats = broker.embedded.start(self.directory / "nats", NatsSettings(sync_interval="2m"))
-        self.postgres = store.embedded.start(self.directory / "postgres")
-        upgrade(self.postgres.url)
-        self.config = self.directory / "config.toml"
-        self.config.write_text(
-            CONFIG.format(
-                run=self.run,
-                nats=self.nats.url,
-                postgres=self.postgres.url,
-                **self._options,
-            )
-        )
+        self.config.write_text(CONFIG.format(run=self.run, **self._options))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for role in list(self.processes):
-            self.kill(role)
-        self.postgres.stop()
-        self.nats.stop()
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait(timeout=10)
 
-    def start(self, *roles: str, command: tuple[str, ...] = ("-m", "ops.cli")) -> None:
-        """Start role processes; `command` may name a script that wraps the worker."""
+    # --- processes ---
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process: where the services are, and whom not to outlive."""
+        return os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "SLUICE_NATS__URL": self.nats_url,
+            "SLUICE_STORE__URL": self.postgres_url,
+            "SLUICE_RUNS": str(self.directory / "runs"),
+        }
+
+    def start(self, *roles: str, dying: str | None = None, resume: bool = False) -> None:
+        """Start a process per role ("learner", "rollout#2", "policy,verifier"), all at once.
+
+        dying: the point at which it kills itself, see `dying_worker`.
+        """
+        worker = ["-m", "ops.cli", "worker"] if dying is None else [str(DYING_WORKER), dying]
         for role in roles:
+            names = ",".join(name.split("#")[0] for name in role.split(","))
             with (self.directory / f"{role}.log").open("ab") as log:
                 self.processes[role] = subprocess.Popen(
-                    [sys.executable, *command, "worker", role.split("#")[0], str(self.config)],
+                    [sys.executable, *worker, names, str(self.config), *["--resume"] * resume],
                     cwd=self.directory,
                     stdout=log,
                     stderr=log,
-                    env=os.environ | {"PYTHONPATH": str(ROOT)},
+                    env=self.environment | {"SLUICE_PARENT": str(os.getpid())},
                 )
 
-    def signal(self, role: str, number: int) -> None:
-        self.processes[role].send_signal(number)
-
-    def kill(self, role: str) -> None:
+    def terminate(self, role: str) -> float:
+        """SIGTERM; returns how long the process took to leave, which it must with code 0."""
         process = self.processes.pop(role)
-        process.kill()
-        process.wait(timeout=10)
+        started = time.monotonic()
+        process.terminate()
+        try:
+            code = process.wait(timeout=LEAVE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=10)
+            raise AssertionError(
+                f"{role} was still there {LEAVE_LIMIT_S} s after SIGTERM:\n{self.log(role)}"
+            ) from None
+        assert code == 0, f"{role} left with {code}:\n{self.log(role)}"
+        return time.monotonic() - started
 
-    def exit_code(self, role: str, *, limit_s: float) -> int:
-        """Waits for a process to leave by itself."""
-        return self.processes[role].wait(timeout=limit_s)
+    def wait_exit(self, role: str, *, limit_s: float) -> int:
+        """Waits for a process to leave by itself; returns its exit code."""
+        process = self.processes[role]
+        try:
+            code = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{role} was still there after {limit_s} s:\n{self.log(role)}"
+            ) from None
+        del self.processes[role]
+        return code
 
-    def query(self, sql: str, **values: object) -> list[Mapping[str, object]]:
-        url = self.postgres.url.replace("postgresql+psycopg://", "postgresql://")
-        with psycopg.connect(url, row_factory=dict_row) as connection:
-            return connection.execute(sql, values).fetchall()
+    def log(self, role: str, tail: int = 3000) -> str:
+        return (self.directory / f"{role}.log").read_text(errors="replace")[-tail:]
+
+    def events(self, role: str) -> list[dict[str, Any]]:
+        """What a process logged, one table a line; lines that are not JSON are left out."""
+        found = []
+        for line in (self.directory / f"{role}.log").read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return [one for one in found if isinstance(one, dict)]
+
+    def sluice(
+        self, *arguments: str, limit_s: float = 60.0, code: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; `code` is what it must exit with."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ops.cli", *arguments],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            env=self.environment,
+        )
+        assert code is None or done.returncode == code, f"{arguments}: {done}"
+        return done
+
+    # --- what is on record ---
+
+    def query(self, sql: str, **values: object) -> list[dict[str, Any]]:
+        with psycopg.connect(self.postgres_url, row_factory=dict_row) as connection:
+            return connection.execute(sql.encode(), values).fetchall()
 
     def wait_for(self, sql: str, *, limit_s: float) -> None:
         """Until the query's first column is true."""
@@ -153,10 +228,19 @@ class Cluster:
                 return
             for role, process in self.processes.items():
                 if process.poll() not in (None, 0, -signal.SIGKILL):
-                    raise AssertionError(f"{role} ended with {process.returncode}:\n{self.log(role)}")
+                    raise AssertionError(
+                        f"{role} ended with {process.returncode}:\n{self.log(role)}"
+                    )
             time.sleep(0.2)
         tails = "\n".join(f"--- {role}\n{self.log(role, 1500)}" for role in self.processes)
         raise AssertionError(f"not true within {limit_s} s: {sql}\n{tails}")
+
+    def wait_step(self, step: int, *, limit_s: float = 120) -> None:
+        """Until the step is committed and recorded."""
+        self.wait_for(
+            f"select max(step) >= {step} from learner_step where committed_at is not null",
+            limit_s=limit_s,
+        )
 
     def wait_end(self, *, limit_s: float = 120) -> None:
         self.wait_for(
@@ -164,19 +248,25 @@ class Cluster:
             limit_s=limit_s,
         )
 
-    def log(self, role: str, tail: int = 3000) -> str:
-        return (self.directory / f"{role}.log").read_text(errors="replace")[-tail:]
+    def status(self) -> str:
+        return self.query("select status from run where run_id = %(run)s", run=self.run)[0][
+            "status"
+        ]
 
-    def proofs(self) -> dict[str, str]:
-        """Claims that do not hold, with what was found; empty when all nine do."""
+    def with_bus(self, work: Any) -> Any:
+        """The result of `await work(bus)`."""
 
-        async def prove() -> dict[str, str]:
-            bus = await connect(NatsSettings(url=self.nats.url), self.run)
+        async def on_bus() -> Any:
+            bus: JetStreamBus = await connect(NatsSettings(url=self.nats_url), self.run)
             try:
-                proofs = await verify(self.postgres.url, self.run, bus)
+                return await work(bus)
             finally:
                 await bus.close()
-            assert len(proofs) == 9
-            return {proof.claim: f"{proof.detail} {proof.examples}" for proof in proofs if not proof.ok}
 
-        return asyncio.run(prove())
+        return asyncio.run(on_bus())
+
+    def proofs(self) -> Mapping[str, str]:
+        """Claims that do not hold, with what was found; empty when all nine do."""
+        proofs = self.with_bus(lambda bus: verify(self.postgres_url, self.run, bus))
+        assert len(proofs) == 9
+        return {proof.claim: f"{proof.detail} {proof.examples}" for proof in proofs if not proof.ok}

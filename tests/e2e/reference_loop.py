@@ -38,7 +38,9 @@ def uniform(seed: int, t: int) -> float:
     return (splitmix((splitmix(seed) + (t + 1) * 0x9E3779B97F4A7C15) & MASK) >> 11) * 2.0**-53
 
 
-def sample(model, prompt: list[int], seed: int, end: int, max_tokens: int) -> tuple[list[int], list[float]]:
+def sample(
+    model, prompt: list[int], seed: int, end: int, max_tokens: int
+) -> tuple[list[int], list[float]]:
     """One answer token by token, each from a full forward over everything before it."""
     answer: list[int] = []
     logprobs: list[float] = []
@@ -46,7 +48,9 @@ def sample(model, prompt: list[int], seed: int, end: int, max_tokens: int) -> tu
         with torch.no_grad():
             log_p = model(torch.tensor([prompt + answer])).logits[0, -1].log_softmax(-1)
         cumulative = log_p.exp().double().cumsum(-1)
-        token = int(torch.searchsorted(cumulative, uniform(seed, len(answer)) * cumulative[-1], right=True))
+        token = int(
+            torch.searchsorted(cumulative, uniform(seed, len(answer)) * cumulative[-1], right=True)
+        )
         answer.append(token)
         logprobs.append(float(log_p[token]))
     return answer, logprobs
@@ -57,7 +61,9 @@ def grpo_advantages(rewards: list[float]) -> list[float]:
     return [0.0] * len(r) if r.max() == r.min() else list((r - r.mean()) / (r.std(ddof=1) + 1e-6))
 
 
-def step_loss(model, rows: list[tuple], *, low: float, high: float, denominator: int) -> torch.Tensor:
+def step_loss(
+    model, rows: list[tuple], *, low: float, high: float, denominator: int
+) -> torch.Tensor:
     total = torch.zeros(())
     for prompt, answer, old, advantage in rows:
         logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
@@ -72,7 +78,9 @@ def train(
     model_dir: Path, weights: Path, sources: list[Source], renderer: Renderer, *, seed: int, steps: int,
     groups: int, size: int, max_tokens: int, learning_rate: float,
 ) -> list[Step]:  # fmt: skip
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(model_dir), dtype=torch.float32
+    )
     model.load_state_dict(load_file(weights), strict=False)
     model.tie_weights()
     model.eval()
@@ -89,7 +97,10 @@ def train(
             item, _ = by_domain[domain].sample(drawn[domain])
             drawn[domain] += 1
             prompt, group = list(renderer.render(item.prompt).ids), f"{draw:08d}-0-0"
-            answers = [sample(model, prompt, row_seed(seed, group, i), end, max_tokens) for i in range(size)]
+            answers = [
+                sample(model, prompt, row_seed(seed, group, i), end, max_tokens)
+                for i in range(size)
+            ]
             rewards = [float(tokens == list(renderer.answer(item.target))) for tokens, _ in answers]
             for i, advantage in enumerate(grpo_advantages(rewards)):
                 step.tokens[group, i], step.rewards[group, i] = answers[i][0], rewards[i]

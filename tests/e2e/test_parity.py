@@ -1,6 +1,6 @@
 """The whole system, made synchronous, equals a plain loop."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,29 +13,27 @@ from workers.dispatcher.rendering import Renderer
 STEPS = 10
 
 
-def test_ten_synchronous_steps_equal_a_plain_loop(tmp_path: Path):
-    options = {
-        "run_extra": "deterministic = true\nmax_staleness = 0\nno_progress_steps = 100",
-        "extra": "[policy]\nadmit = []",
-        "eval_items": 0,
-        "warmup": 150,
-    }
-    with Cluster(tmp_path, run="parity", steps=STEPS, **options) as cluster:
-        cluster.start(*ROLES)
-        cluster.wait_end(limit_s=180)
-        steps = cluster.query("select step, status, loss from learner_step order by step")
-        answers = cluster.query(
-            "select g.trained_step, a.group_id, a.generation_index as index, n.token_ids, a.reward, a.advantage,"
-            " a.window_no from annotation a join generation n using (run_id, group_id, generation_index)"
-            " join prompt_group g using (run_id, group_id)"
-        )
-        configuration = load(cluster.config)
-    run_dir = tmp_path / "runs" / "parity"
-    renderer = Renderer(run_dir / "model", configuration.prompt)
+def test_ten_synchronous_steps_equal_a_plain_loop(start_run: Callable[..., Cluster]):
+    cluster = start_run(
+        "parity",
+        steps=STEPS,
+        run_extra="deterministic = true\nmax_staleness = 0\nno_progress_steps = 100",
+        extra="[policy]\nadmit = []",
+        eval_items=0,
+    )
+    cluster.start(*ROLES)
+    cluster.wait_end(limit_s=180)
+    steps = cluster.query("select step, status, loss from learner_step order by step")
+    answers = cluster.query(
+        "select g.trained_step, a.group_id, a.generation_index as index, n.token_ids, a.reward, a.advantage,"
+        " a.window_no from annotation a join generation n using (run_id, group_id, generation_index)"
+        " join prompt_group g using (run_id, group_id)"
+    )
+    configuration = load(cluster.config, environment=cluster.environment)
 
     expected = train(
-        run_dir / "model",
-        next(run_dir.glob("checkpoints/*000000*/model.safetensors")),
+        cluster.run_dir / "model",
+        next(cluster.run_dir.glob("checkpoints/step-00000000-*/model.safetensors")),
         sources.load(configuration.source, renderer, seed=configuration.run.seed),
         renderer,
         seed=configuration.run.seed,

@@ -67,7 +67,7 @@ class MixtureCounters(Message):
     target: dict[str, float]
     """Share per domain, sums to 1."""
     since_update: dict[str, int]
-    """Train draws per domain under this update."""
+    """Train draws per domain since the target shares last changed."""
     requested: dict[str, int]
     """Train groups requested per domain since the start of the run, retries included."""
     positions: dict[str, int]

@@ -129,10 +129,13 @@ class RequestBuilder:
                 f"source: the run has drawn from {', '.join(before.positions)}; "
                 f"the configuration names {', '.join(domains)}"
             )
-        same = before is not None and before.update_no == place.mixture.update_no
+        target = in_order(shares, domains)
+        # An update that changes nothing must not start the count anew: it would favour the domains
+        # that come first, update by update.
+        same = before is not None and before.target == target
         return MixtureCounters(
             update_no=place.mixture.update_no,
-            target=in_order(shares, domains),
+            target=target,
             since_update=dict(before.since_update) if before is not None and same else zero,
             requested=dict(before.requested) if before else zero,
             positions=dict(before.positions) if before else zero,

@@ -408,6 +408,22 @@ def test_the_warm_up_takes_domains_by_share_and_ends_answers_with_the_end_token(
     assert all(2 not in answer[:-1] for _, answer in examples)
 
 
+def test_a_warm_up_share_counts_in_the_warm_up_alone(renderer: Renderer):
+    loaded = sources.load(
+        [
+            SourceSettings(domain="addition", generator="addition", warmup_share=7),
+            SourceSettings(domain="ordering", generator="ordering"),
+        ],
+        renderer,
+        seed=0,
+    )
+
+    examples = list(islice(solutions(loaded, renderer), 8))
+
+    plus = renderer.render("+").ids[0]
+    assert sum(plus in prompt for prompt, _ in examples) == 7
+
+
 def test_a_warm_up_without_a_solution_that_fits_is_refused(rows: Rows, renderer: Renderer):
     path = rows(
         {"prompt": "1", "target": "t"}, {"prompt": "2", "target": "t", "solution": "1" * 20}

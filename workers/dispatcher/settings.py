@@ -21,6 +21,8 @@ class SourceSettings(Settings):
     """Arguments of the generator, or of the row filter."""
     share: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the domain in the static mixture."""
+    warmup_share: Annotated[float, Field(ge=0)] | None = None
+    """Its weight in the warm-up, for a domain that needs more of it than others; None: share."""
     verifier: Json = {"name": "exact"}
     prompt_field: str = "prompt"
     target_field: str = "target"

@@ -11,14 +11,16 @@ from workers.dispatcher.sources import Source
 def solutions(
     sources: Sequence[Source], renderer: Renderer, *, max_tokens: int | None = None
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Endless (prompt ids, answer ids), domains by their configured shares, training items only.
+    """Endless (prompt ids, answer ids), domains by their warm-up shares, training items only.
 
     Answers end with the end token; those of more than `max_tokens` tokens are passed over.
     Raises BadConfiguration when a whole pass through a source has no solution that fits.
     """
     by_domain = {source.domain: source for source in sources}
-    total = sum(source.settings.share for source in sources)
-    shares = {source.domain: source.settings.share / total for source in sources}
+    weights = {source.domain: _weight(source) for source in sources}
+    if not any(weights.values()):
+        raise BadConfiguration("source.warmup_share: 0 for every source; expected one above 0")
+    shares = {domain: weight / sum(weights.values()) for domain, weight in weights.items()}
     counts = dict.fromkeys(by_domain, 0)
     positions = dict.fromkeys(by_domain, 0)
     while True:
@@ -28,6 +30,11 @@ def solutions(
             by_domain[domain], positions[domain], renderer, max_tokens
         )
         yield prompt, answer
+
+
+def _weight(source: Source) -> float:
+    stated = source.settings.warmup_share
+    return source.settings.share if stated is None else stated
 
 
 def _next(

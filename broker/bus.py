@@ -141,6 +141,17 @@ class Bus(Protocol):
 
     async def list_objects(self, prefix: str) -> list[str]: ...
 
+    async def read_lease(self, role: str) -> tuple[bytes | None, int]:
+        """(value, revision) of a role's lease, read from the leader; (None, 0) when there is none."""
+        ...
+
+    async def write_lease(self, role: str, value: bytes, *, expect: int) -> int:
+        """Store a lease in place of revision `expect` (0: the first); returns its revision.
+
+        Conflict as for a publication; only the newest value is kept.
+        """
+        ...
+
     async def answer_status(self, status: Callable[[], Mapping[str, object]]) -> None:
         """Answer status questions about this run with what `status()` says."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import replace
 import orjson
 
 from broker import streams
+from broker.answers import send_one, until_answered
 from broker.bus import LogState, Stored
 from broker.consumer import JetConsumer
 from broker.cursor import JetCursor
@@ -14,9 +15,10 @@ from broker.errors import Conflict
 from broker.messages import Event
 from broker.objects import Objects
 from broker.packing import LOG_SHARE, dead_copy
-from broker.publisher import Publisher
+from broker.publisher import EXPECT_SUBJECT, Publisher
 from broker.purge import purge
 from broker.settings import NatsSettings
+from broker.streams import lease_subject, leases_stream
 from broker.topology import H_OBJECT, READERS, Log, Reader, stream_name
 from broker.wire import Message, Wire, api, read_message
 
@@ -131,6 +133,26 @@ class JetStreamBus:
 
     async def list_objects(self, prefix: str) -> list[str]:
         return await self._objects.names(prefix)
+
+    async def read_lease(self, role: str) -> tuple[bytes | None, int]:
+        stream, question = leases_stream(self.run), {"last_by_subj": lease_subject(self.run, role)}
+        found = await read_message(self._wire, Log.DEAD, stream, question)
+        return (None, 0) if found is None else (found.data, found.sequence)
+
+    async def write_lease(self, role: str, value: bytes, *, expect: int) -> int:
+        subject, expected = lease_subject(self.run, role), {EXPECT_SUBJECT: str(expect)}
+        answer = await until_answered(
+            self._wire,
+            leases_stream(self.run),
+            "LEASES",
+            lambda: send_one(self._wire, subject, value, expected),
+        )
+        if answer.stored:
+            return answer.sequence
+        found, revision = await self.read_lease(role)
+        if found != value:
+            raise Conflict(subject, expect)
+        return revision
 
     async def answer_status(self, status: Callable[[], Mapping[str, object]]) -> None:
         async def answer(message: Message) -> None:

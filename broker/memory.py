@@ -243,6 +243,18 @@ class MemoryBus:
     async def list_objects(self, prefix: str) -> list[str]:
         return sorted(name for name in self._state.objects if name.startswith(prefix))
 
+    async def read_lease(self, role: str) -> tuple[bytes | None, int]:
+        return self._state.leases.get(role, (None, 0))
+
+    async def write_lease(self, role: str, value: bytes, *, expect: int) -> int:
+        found, revision = await self.read_lease(role)
+        if revision != expect:
+            if found == value:
+                return revision
+            raise Conflict(f"lease of {role}", expect)
+        self._state.leases[role] = value, revision + 1
+        return revision + 1
+
     async def answer_status(self, status: Callable[[], Mapping[str, object]]) -> None:
         self._state.statuses.append((self, status))
 

@@ -84,6 +84,8 @@ class MemoryRun:
     def __init__(self, log_bytes: int) -> None:
         self.logs = {log: MemoryLog(log, log_bytes) for log in Log}
         self.objects: dict[str, bytes] = {}
+        self.leases: dict[str, tuple[bytes, int]] = {}
+        """Role -> value and revision."""
         self.readers = {reader.name: MemoryReader(reader) for reader in READERS}
         self.statuses: list[tuple[object, Callable[[], Mapping[str, object]]]] = []
         """With the bus that answers."""

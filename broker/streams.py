@@ -14,6 +14,8 @@ from broker.wire import NOT_FOUND_STREAM, ApiError, Wire, api, api_or_none
 DUPLICATE_WINDOW_S = 900
 """A publication without expectation that is repeated within this time is stored once."""
 
+LEASES_BYTES = 256 * 1024
+
 _EXISTS = {10058, 10148, 10013}
 """Stream name in use, consumer exists, consumer name in use: made by somebody else, compare."""
 
@@ -27,6 +29,14 @@ def bucket(run: str) -> str:
 def object_stream(run: str) -> str:
     """Named as NATS tools expect it, so that `nats object ls` works."""
     return f"OBJ_{bucket(run)}"
+
+
+def leases_stream(run: str) -> str:
+    return f"{run}_LEASES"
+
+
+def lease_subject(run: str, role: str) -> str:
+    return f"sluice.{run}.lease.{role}"
 
 
 def wanted_log(run: str, log: Log, settings: NatsSettings) -> dict[str, object]:
@@ -62,6 +72,21 @@ def wanted_objects(run: str, settings: NatsSettings) -> dict[str, object]:
         "allow_direct": True,
         "allow_rollup_hdrs": True,
         "duplicate_window": DUPLICATE_WINDOW_S * 1_000_000_000,
+    }
+
+
+def wanted_leases(run: str, settings: NatsSettings) -> dict[str, object]:
+    """Settings of the stream that holds the newest word about each lease and nothing older."""
+    return {
+        "name": leases_stream(run),
+        "subjects": [lease_subject(run, "*")],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "max_bytes": LEASES_BYTES,
+        "max_msgs_per_subject": 1,
+        "num_replicas": settings.replicas,
+        "allow_direct": False,
     }
 
 
@@ -128,13 +153,15 @@ async def ensure_logs(
     for log in Log:
         await _make_stream(wire, wanted_log(run, log, settings))
     await _make_stream(wire, wanted_objects(run, settings))
+    await _make_stream(wire, wanted_leases(run, settings))
     for reader in readers:
         await _make_reader(wire, run, reader)
 
 
 async def delete_run(wire: Wire, run: str) -> None:
     """Delete everything the broker holds of a run."""
-    for name in (*(stream_name(run, log) for log in Log), object_stream(run)):
+    logs = (stream_name(run, log) for log in Log)
+    for name in (*logs, object_stream(run), leases_stream(run)):
         await api_or_none(wire, f"STREAM.DELETE.{name}", None, NOT_FOUND_STREAM)
 
 

@@ -112,14 +112,14 @@ class Child:
         return process.pid if process is not None and process.returncode is None else None
 
     async def keep(
-        self, *, progress: Callable[[], int], may_end: Callable[[], bool], changed: Changed
+        self, *, progress: Callable[[], int], is_over: Callable[[int], bool], changed: Changed
     ) -> None:
-        """Run it until it ends with 0 when it may; RoleFailed when it dies too often."""
+        """Run it until `is_over` accepts its exit code; RoleFailed when it dies too often."""
         loop = CrashLoop()
         clock = asyncio.get_running_loop().time
         while True:
             code = await self._run_once(changed)
-            if may_end():
+            if is_over(code):
                 self.done = True
                 changed()
                 return

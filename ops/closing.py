@@ -13,7 +13,9 @@ class Over(Protocol):
     """A run that has come to its end, with its services still up."""
 
     paths: RunPaths
-    peak_memory_bytes: int
+
+    @property
+    def peak_memory_bytes(self) -> int: ...
 
     @property
     def store_url(self) -> str: ...

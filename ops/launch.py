@@ -33,6 +33,8 @@ def prepare(
     if resume is not None:
         paths = find_run(runs, resume)
         configuration = settings.load(config or paths.config, overrides)
+        before = settings.load(paths.config).model_dump(mode="json")
+        settings.check_same(before, configuration, paths.run_id)
         return _with_id(configuration, paths.run_id), paths
     if config is None:
         raise BadConfiguration("expected a configuration file, or --resume RUN")
@@ -58,6 +60,7 @@ def launch(
     paths.make()
     lock = lock_run(paths)
     try:
+        paths.config.touch(mode=0o600)  # it may hold a password
         paths.config.write_text(toml.dumps(_recorded(configuration)))
         roles.prepare_model(configuration, paths)
         _log_to(paths.logs / "supervisor.log")

@@ -9,9 +9,15 @@ from ops.progress import Pulse, clock, counts, end_of, ending, number, percent, 
 from ops.view import RunView
 
 
-def render(view: RunView, pulse: Pulse, *, steps: int, title: str, now_us: int) -> RenderableType:
+def render(
+    view: RunView, pulse: Pulse, *, steps: int, title: str, now_us: int, memory_bytes: int
+) -> RenderableType:
     """Heading with progress, one row a domain, then the flow and what it waits for."""
-    return Group(_heading(view, pulse, steps, title, now_us), _domains(view), _flow(view, pulse))
+    return Group(
+        _heading(view, pulse, steps, title, now_us),
+        _domains(view),
+        _flow(view, pulse, memory_bytes),
+    )
 
 
 def _heading(view: RunView, pulse: Pulse, steps: int, title: str, now_us: int) -> RenderableType:
@@ -52,7 +58,7 @@ def _domains(view: RunView) -> RenderableType:
     return table
 
 
-def _flow(view: RunView, pulse: Pulse) -> RenderableType:
+def _flow(view: RunView, pulse: Pulse, memory_bytes: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     queues = ", ".join(f"{role} {depth}" for role, depth in pulse.depths.items()) or "-"
     rows = [
@@ -60,7 +66,7 @@ def _flow(view: RunView, pulse: Pulse) -> RenderableType:
         ("staleness", f"at most {view.staleness_max}, version {view.version}"),
         (
             "speed",
-            f"{number(view.samples_per_s(), '.0f')} samples/s, memory {pulse.memory_bytes / 2**30:.2f} GiB",
+            f"{number(view.samples_per_s(), '.0f')} samples/s, memory {memory_bytes / 2**30:.2f} GiB",
         ),
         ("queues", queues),
         ("waiting for", waited_for(pulse)),

@@ -8,36 +8,33 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import TextIO
 
 import structlog
 
 from broker import jetstream
 from broker.bus import Bus, Cursor
-from broker.errors import SluiceError
-from broker.messages import Incident
-from broker.telemetry import now_us, writer_id
+from broker.errors import TooLong
+from broker.telemetry import now_us
 from broker.topology import Log
+from ops.asking import Watcher, request_stop
 from ops.children import Child, worker_job
 from ops.closing import close_run
 from ops.failures import first_of
 from ops.paths import RunPaths, services_dir, write_json
 from ops.processes import descendants, memory_bytes
-from ops.progress import Display, Pulse, queue_depths
+from ops.progress import Display
 from ops.services import Services
 from ops.settings import Configuration
 from ops.view import RunView, read_view
 
-FLOW = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED, Log.LEDGER)
 FOLLOW_WAIT_S = 0.25
 READ_LIMIT_S = 30.0
-PULSE_S = 1.0
-"""Between two looks at queues and waits."""
-MEMORY_S = 3.0
-ASK_WAIT_S = 0.3
 LEAVE_LIMIT_S = 11.0
 """A worker leaves within 10 s of SIGTERM."""
+START_LIMIT_S = 120.0
+"""For the dispatcher to begin an ended run anew."""
 CLOSING_LIMIT_S = 120.0
 """After the run's end: how long the roles may take, unless the recorder still catches up."""
 
@@ -53,7 +50,6 @@ class Supervisor:
         self.configuration = configuration
         self.paths = paths
         self.view = RunView()
-        self.peak_memory_bytes = 0
         self.interrupts = 0
         self.services = Services(
             services_dir(paths.root.parent), configuration.nats, configuration.store.url
@@ -62,9 +58,10 @@ class Supervisor:
         self._started_us = now_us()
         self._resume = resume
         self._children: list[Child] = []
-        self._pulse = Pulse()
-        self._progress = 0
+        self._watcher: Watcher | None = None
         self._bus: Bus | None = None
+        self._written: dict[str, list[int]] = {}
+        self._told: set[str] = set()
         self._stopping: asyncio.Task[None] | None = None
 
     # --- the run ---
@@ -83,18 +80,11 @@ class Supervisor:
             self._bus = bus = await jetstream.connect(settings, self.paths.run_id)
             stack.push_async_callback(bus.close)
             await bus.ensure_logs(settings)
+            self._watcher = Watcher(bus, self._measure_memory)
+            self.view = await read_view(bus, READ_LIMIT_S)
             try:
                 async with asyncio.TaskGroup() as group:
-                    background = [
-                        group.create_task(self.services.watch()),
-                        group.create_task(self._watch_pulse(bus)),
-                    ]
-                    self._start(group, self._role_counts())
-                    await self._open_store()
-                    self._start(group, {"recorder": 1})
-                    await self._follow(bus)
-                    for task in background:
-                        task.cancel()
+                    await self._live(group, bus, self._watcher)
             except BaseExceptionGroup as failures:
                 raise first_of(failures) from None
             finally:
@@ -103,9 +93,37 @@ class Supervisor:
             self.view = await read_view(bus, READ_LIMIT_S)
             self._display.close()
             if self.view.ended is None:
-                print(f"stopped at step {self.view.step}; go on with: {self._resume_command()}", file=out)
+                print(
+                    f"stopped at step {self.view.step}; go on with: {self._resume_command()}",
+                    file=out,
+                )
                 return None
             return await close_run(self, bus, out)
+
+    async def _live(self, group: asyncio.TaskGroup, bus: Bus, watcher: Watcher) -> None:
+        background = [
+            group.create_task(self.services.watch()),
+            group.create_task(watcher.watch()),
+        ]
+        counts = self._role_counts()
+        if self.view.ended is not None:
+            # Everybody else would see an ended run, and leave.
+            self._start(group, {"dispatcher": counts.pop("dispatcher")})
+            await self._until_begun(bus)
+        self._start(group, counts)
+        await self._open_store()
+        self._start(group, {"recorder": 1})
+        await self._follow(bus)
+        for task in background:
+            task.cancel()
+
+    async def _until_begun(self, bus: Bus) -> None:
+        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        while self.view.ended is not None and self.interrupts < 2:
+            if asyncio.get_running_loop().time() > deadline:
+                raise TooLong(f"dispatcher: no new start of the run within {START_LIMIT_S:.0f} s")
+            await asyncio.sleep(FOLLOW_WAIT_S)
+            self.view = await read_view(bus, READ_LIMIT_S)
 
     async def close(self) -> None:
         self._display.close()
@@ -131,6 +149,10 @@ class Supervisor:
         return self.services.store_url
 
     @property
+    def peak_memory_bytes(self) -> int:
+        return self._watcher.peak_memory_bytes if self._watcher is not None else 0
+
+    @property
     def timings(self) -> dict[str, float | None]:
         """Seconds that the demo's promises are about."""
         view, started = self.view, self._started_us
@@ -148,6 +170,8 @@ class Supervisor:
     # --- processes ---
 
     def _start(self, group: asyncio.TaskGroup, counts: Mapping[str, int]) -> None:
+        if self.interrupts > 1:
+            return
         environment = {
             "SLUICE_NATS__URL": self.services.nats_url,
             "SLUICE_STORE__URL": self.services.store_url,
@@ -167,14 +191,18 @@ class Supervisor:
                 self._children.append(child)
                 group.create_task(
                     child.keep(
-                        progress=lambda: self._progress,
-                        may_end=self._may_end,
+                        progress=self._progress,
+                        is_over=self._is_over,
                         changed=self._write_pids,
                     )
                 )
 
-    def _may_end(self) -> bool:
-        return self.view.ended is not None or self.interrupts > 1
+    def _progress(self) -> int:
+        return self._watcher.pulse.stored if self._watcher is not None else 0
+
+    def _is_over(self, code: int) -> bool:
+        """Whether a process that ended so need not come back."""
+        return self.interrupts > 1 or (code == 0 and self.view.ended is not None)
 
     def _pids(self) -> dict[str, list[int]]:
         pids: dict[str, list[int]] = {"supervisor": [os.getpid()], **self.services.pids()}
@@ -183,7 +211,9 @@ class Supervisor:
         return pids
 
     def _write_pids(self) -> None:
-        write_json(self.paths.pids, self._pids())
+        if (pids := self._pids()) != self._written:
+            write_json(self.paths.pids, pids)
+            self._written = pids
 
     async def _end_children(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -195,13 +225,14 @@ class Supervisor:
 
     async def _follow(self, bus: Bus) -> None:
         """Read the ledger until the run is over and everybody has left."""
-        cursor = await bus.cursor(Log.LEDGER, 0)
+        cursor = await bus.cursor(Log.LEDGER, self.view.position)
         try:
             closing_since: float | None = None
             clock = asyncio.get_running_loop().time
             while not all(child.done for child in self._children):
                 await self._read(cursor)
-                self._display.show(self.view, self._pulse)
+                self._show()
+                self._write_pids()
                 if self.view.ended is None:
                     closing_since = None
                     continue
@@ -210,6 +241,14 @@ class Supervisor:
                     self._close_late()
         finally:
             await cursor.close()
+
+    def _show(self) -> None:
+        for kind in self.view.incidents.keys() - self._told:
+            self._told.add(kind)
+            self._display.say(f"incident: {self.view.last_incident}")
+        if self._watcher is not None:
+            memory = self._watcher.peak_memory_bytes
+            self._display.show(self.view, self._watcher.pulse, memory_bytes=memory)
 
     async def _read(self, cursor: Cursor) -> None:
         for stored in await cursor.read(500, FOLLOW_WAIT_S):
@@ -222,23 +261,6 @@ class Supervisor:
             if not child.done and not (child.job.role == "recorder" and behind):
                 log.warning("role_lingers", role=child.job.name)
                 child.signal(signal.SIGTERM)
-
-    async def _watch_pulse(self, bus: Bus) -> None:
-        """Ask queues and processes, again and again; the answers are for people."""
-        loop, memory_at = asyncio.get_running_loop(), 0.0
-        while True:
-            with suppress(SluiceError):  # a broker that restarts; shown as it was
-                states = {name: await bus.state(name) for name in FLOW}
-                statuses = tuple(await bus.ask_status(ASK_WAIT_S))
-                self._progress = sum(state.last for state in states.values())
-                self._pulse = Pulse(
-                    statuses, queue_depths(states, statuses), self.peak_memory_bytes
-                )
-            if loop.time() >= memory_at:
-                memory_at = loop.time() + MEMORY_S
-                used = await asyncio.to_thread(self._measure_memory)
-                self.peak_memory_bytes = max(self.peak_memory_bytes, used)
-            await asyncio.sleep(PULSE_S)
 
     def _measure_memory(self) -> int:
         roots = [os.getpid(), *(pid for pids in self.services.pids().values() for pid in pids)]
@@ -264,16 +286,3 @@ class Supervisor:
         self._display.say("stopping the processes; go on later with --resume")
         for child in self._children:
             child.signal(signal.SIGTERM)
-
-
-async def request_stop(bus: Bus, why: str) -> None:
-    """Ask the dispatcher to drain and end the run."""
-    await bus.publish(
-        Incident(
-            writer_id=writer_id("ops"),
-            at_us=now_us(),
-            kind="stop_requested",
-            role="ops",
-            detail=why,
-        )
-    )

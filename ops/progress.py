@@ -23,7 +23,8 @@ class Pulse:
     statuses: tuple[Mapping[str, Any], ...] = ()
     depths: Mapping[str, int] = field(default_factory=dict)
     """Role -> messages that wait for it."""
-    memory_bytes: int = 0
+    stored: int = 0
+    """Messages that the logs have ever held: grows while anything moves."""
 
 
 def clock(seconds: float) -> str:
@@ -152,7 +153,7 @@ def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
 
 
 class Display(Protocol):
-    def show(self, view: RunView, pulse: Pulse) -> None: ...
+    def show(self, view: RunView, pulse: Pulse, *, memory_bytes: int) -> None: ...
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -169,7 +170,7 @@ class PlainDisplay:
         self._next = 0.0
         self._evaluations = 0
 
-    def show(self, view: RunView, pulse: Pulse) -> None:
+    def show(self, view: RunView, pulse: Pulse, *, memory_bytes: int) -> None:
         evaluations = sum(len(rounds) for rounds in view.evaluations.values())
         now = time.monotonic()
         if now < self._next and evaluations == self._evaluations:
@@ -198,11 +199,19 @@ class LiveDisplay:
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.start()
 
-    def show(self, view: RunView, pulse: Pulse) -> None:
+    def show(self, view: RunView, pulse: Pulse, *, memory_bytes: int) -> None:
         from ops.live_table import render
 
         now_us = time.time_ns() // 1000
-        self._live.update(render(view, pulse, steps=self._steps, title=self._title, now_us=now_us))
+        table = render(
+            view,
+            pulse,
+            steps=self._steps,
+            title=self._title,
+            now_us=now_us,
+            memory_bytes=memory_bytes,
+        )
+        self._live.update(table)
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)

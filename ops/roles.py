@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from learner.warmup import WarmupExample
 
 ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
+SINGLE_WRITERS = {"dispatcher", "policy", "learner"}
+"""Further processes of these stand by."""
 NEED_MODEL = {"dispatcher", "rollout", "learner"}
 LIBRARIES = ("sluice-rl", "torch", "transformers", "tokenizers", "numpy", "nats-py", "math-verify")
 

@@ -154,3 +154,43 @@ def without_secrets(configuration: Configuration) -> dict[str, Any]:
     return configuration.model_dump(
         mode="json", exclude={"nats": {"url", "user", "password"}, "store": {"url"}}
     )
+
+
+def check_same(before: Mapping[str, Any], now: Configuration, run_id: str) -> None:
+    """BadConfiguration naming the keys that a run may not change once it was started.
+
+    before: the whole configuration as it was recorded, maybe by another version of this program.
+    """
+    tree = now.model_dump(mode="json")
+    changed = sorted(_differences(_deciding(before), _deciding(tree)))
+    if changed:
+        raise BadConfiguration(
+            f"run {run_id} was started with another configuration; changed: {', '.join(changed)}. "
+            "Start a new run, or restore them"
+        )
+
+
+def _deciding(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides what is trained."""
+    kept: dict[str, Any] = {}
+    for table, value in tree.items():
+        free = MAY_DIFFER.get(table, set())
+        if free is not True:
+            kept[table] = (
+                {k: v for k, v in value.items() if k not in free}
+                if isinstance(value, dict)
+                else value
+            )
+    return kept
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> set[str]:
+    """Keys, dotted, whose values differ."""
+    found: set[str] = set()
+    for key in {*before, *now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= _differences(old, new, f"{path}{key}.")
+        elif old != new:
+            found.add(f"{path}{key}")
+    return found

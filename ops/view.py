@@ -57,8 +57,8 @@ class RunView:
     draining: str | None = None
     ended: RunEnded | None = None
     ended_sequence: int = 0
-    last_us: int = 0
-    """Of the newest event."""
+    position: int = 0
+    """Sequence of the newest event."""
     passed: dict[tuple[str, str], int] = field(default_factory=dict)
     """(reader, log) -> sequence that the reader has made durable."""
 
@@ -68,7 +68,7 @@ class RunView:
             self.apply(stored.event(), stored.sequence)
 
     def apply(self, event: Event, sequence: int) -> None:
-        self.last_us = max(self.last_us, event.at_us)
+        self.position = sequence
         match event:
             case RunStarted():
                 # A resumed run goes on: what its earlier life did still counts.

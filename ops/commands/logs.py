@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ops.commands.common import add, add_run, add_runs, bus_of, find, runs_folder, wait_for
 
 if TYPE_CHECKING:
-    from broker.bus import Bus
     from ops.paths import RunPaths
     from ops.progress import Pulse
     from ops.view import RunView
@@ -85,11 +84,14 @@ def status(asked: argparse.Namespace) -> int:
 async def _status(folder: Path, paths: "RunPaths", *, as_json: bool) -> int:
     from broker.telemetry import now_us
     from ops import settings
+    from ops.asking import look
     from ops.progress import plain_line, role_lines
+    from ops.view import read_view
 
     steps = settings.load(paths.config).run.steps
     async with bus_of(folder, paths) as bus:
-        view, pulse = await look(bus)
+        view = await read_view(bus, READ_WAIT_S)
+        pulse = await look(bus, ASK_WAIT_S)
     if as_json:
         print(json.dumps(_tree(view, pulse, steps), default=str))
         return 0
@@ -118,24 +120,12 @@ def _tree(view: "RunView", pulse: "Pulse", steps: int) -> dict[str, Any]:
     }
 
 
-async def look(bus: "Bus") -> "tuple[RunView, Pulse]":
-    """The ledger folded to its end, and what the processes say now."""
-    from ops.local import FLOW
-    from ops.progress import Pulse, queue_depths
-    from ops.view import read_view
-
-    view = await read_view(bus, READ_WAIT_S)
-    states = {name: await bus.state(name) for name in FLOW}
-    statuses = tuple(await bus.ask_status(ASK_WAIT_S))
-    return view, Pulse(statuses, queue_depths(states, statuses))
-
-
 def stop(asked: argparse.Namespace) -> int:
     return wait_for(_stop(runs_folder(asked), find(asked), limit_s=asked.wait))
 
 
 async def _stop(folder: Path, paths: "RunPaths", *, limit_s: float) -> int:
-    from ops.local import request_stop
+    from ops.asking import request_stop
     from ops.view import read_view
 
     async with bus_of(folder, paths) as bus:

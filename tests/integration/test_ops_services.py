@@ -14,7 +14,7 @@ from broker import jetstream
 from broker.errors import BadConfiguration
 from broker.settings import NatsSettings
 from broker.topology import Log
-from ops.local import request_stop
+from ops.asking import request_stop
 from ops.services import Services, is_alive, running
 from store import database, schema
 

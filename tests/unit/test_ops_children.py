@@ -67,7 +67,7 @@ async def test_a_process_that_keeps_dying_ends_the_run_with_its_last_words(tmp_p
     child = Child(a_job(tmp_path, "import sys; sys.exit('no such model')"))
 
     with pytest.raises(RoleFailed, match=r"policy-0 ended 5 times.*a bug[\s\S]*no such model"):
-        await child.keep(progress=lambda: 0, may_end=lambda: False, changed=lambda: None)
+        await child.keep(progress=lambda: 0, is_over=lambda code: code == 0, changed=lambda: None)
 
     assert child.starts == 5
 
@@ -76,7 +76,7 @@ async def test_a_restarted_process_does_not_get_the_first_arguments_again(tmp_pa
     child = Child(a_job(tmp_path, "import sys; print(sys.argv[1:])", ("--resume",)))
     ends = iter((False, True))
 
-    await child.keep(progress=lambda: 0, may_end=lambda: next(ends), changed=lambda: None)
+    await child.keep(progress=lambda: 0, is_over=lambda code: next(ends), changed=lambda: None)
 
     assert (tmp_path / "log").read_text().splitlines() == ["['--resume']", "[]"]
     assert child.done
@@ -89,7 +89,7 @@ async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path):
     )
     child = Child(a_job(tmp_path, code))
     keeping = asyncio.create_task(
-        child.keep(progress=lambda: 0, may_end=lambda: True, changed=lambda: None)
+        child.keep(progress=lambda: 0, is_over=lambda code: True, changed=lambda: None)
     )
     await asyncio.to_thread(eventually, lambda: "up" if "up" in tail(tmp_path / "log") else "")
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.errors import BadConfiguration
 from broker.messages import RunStarted
-from ops import cli, launch, roles, settings, starter, worker
+from ops import cli, launch, roles, settings, starter, toml, worker
 from ops.dry_run import estimate, shape_of, show
 from ops.paths import RunPaths, find_run, lock_run, run_ids, write_json
 from tests.builders import AT_US, WRITER
@@ -107,11 +107,14 @@ def test_a_run_that_exists_is_only_gone_on_with_when_asked(tmp_path: Path):
     config = started_folder(tmp_path / "mine")
     runs = tmp_path / "runs"
     (runs / "r1").mkdir(parents=True)
-    (runs / "r1" / "config.toml").write_text(config.read_text())
+    kept = settings.load(config, ("run.id=r1",), {}).model_dump(mode="json")
+    (runs / "r1" / "config.toml").write_text(toml.dumps(kept))
 
     with pytest.raises(BadConfiguration, match="--resume r1"):
         launch.prepare(config, ("run.id=r1",), runs, resume=None)
-    configuration, paths = launch.prepare(config, (), runs, resume="r1")
+    configuration, paths = launch.prepare(config, ("run.steps=99",), runs, resume="r1")
+    with pytest.raises(BadConfiguration, match=r"changed: sampling\.temperature"):
+        launch.prepare(config, ("sampling.temperature=0.7",), runs, resume="r1")
 
     assert configuration.run.id == paths.run_id == "r1"
 

@@ -193,10 +193,10 @@ def test_an_evaluation_is_shown_at_once():
     display = PlainDisplay(9, out, every_s=1000)
     view = a_run()
 
-    display.show(view, Pulse())
-    display.show(view, Pulse())
+    display.show(view, Pulse(), memory_bytes=0)
+    display.show(view, Pulse(), memory_bytes=0)
     view.apply(evaluated(3, 0.75), 9)
-    display.show(view, Pulse())
+    display.show(view, Pulse(), memory_bytes=0)
 
     lines = out.getvalue().splitlines()
     assert lines[0] == "held-out accuracy: add 25 %"
@@ -210,7 +210,7 @@ def test_an_evaluation_with_missing_items_is_no_zero():
 
 def plain_accuracy(view: RunView) -> str:
     out = io.StringIO()
-    PlainDisplay(9, out).show(view, Pulse())
+    PlainDisplay(9, out).show(view, Pulse(), memory_bytes=0)
     return out.getvalue()
 
 
@@ -224,10 +224,11 @@ def test_the_table_shows_the_same_figures():
     console.print(
         live_table.render(
             view,
-            Pulse((), {"rollout": 3}, 2**30),
+            Pulse((), {"rollout": 3}),
             steps=13,
             title="demo",
             now_us=AT_US + 20 * SECOND,
+            memory_bytes=2**30,
         )
     )
 

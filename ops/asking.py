@@ -1,0 +1,52 @@
+"""What one may ask of a run through its broker: how it stands, and to end."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from broker.bus import Bus
+from broker.errors import SluiceError
+from broker.messages import Incident
+from broker.telemetry import now_us, writer_id
+from broker.topology import Log
+from ops.progress import Pulse, queue_depths
+
+FLOW = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED, Log.LEDGER)
+PULSE_S = 1.0
+"""Between two looks at queues and waits."""
+MEMORY_S = 3.0
+ASK_WAIT_S = 0.3
+
+
+async def look(bus: Bus, wait_s: float) -> Pulse:
+    """Queues of the logs, and what the processes say within `wait_s`."""
+    states = {name: await bus.state(name) for name in FLOW}
+    statuses = tuple(await bus.ask_status(wait_s))
+    stored = sum(state.last for state in states.values())
+    return Pulse(statuses, queue_depths(states, statuses), stored=stored)
+
+
+async def request_stop(bus: Bus, why: str) -> None:
+    """Ask the dispatcher to drain and end the run."""
+    asking = {"kind": "stop_requested", "role": "ops", "detail": why}
+    await bus.publish(Incident(writer_id=writer_id("ops"), at_us=now_us(), **asking))
+
+
+class Watcher:
+    """Looks again and again; holds what it saw last. For people, and to tell progress from standstill."""
+
+    def __init__(self, bus: Bus, measure: Callable[[], int]) -> None:
+        self._bus, self._measure = bus, measure
+        self.pulse = Pulse()
+        self.peak_memory_bytes = 0
+
+    async def watch(self) -> None:
+        loop, memory_at = asyncio.get_running_loop(), 0.0
+        while True:
+            with suppress(SluiceError):  # a broker that restarts; shown as it was
+                self.pulse = await look(self._bus, ASK_WAIT_S)
+            if loop.time() >= memory_at:
+                memory_at = loop.time() + MEMORY_S
+                used = await asyncio.to_thread(self._measure)
+                self.peak_memory_bytes = max(self.peak_memory_bytes, used)
+            await asyncio.sleep(PULSE_S)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,17 @@ id = "{run}"
 name = "e2e"
 seed = 7
 steps = {steps}
-groups_per_step = 4
-group_size = 4
+groups_per_step = {groups_per_step}
+group_size = {group_size}
 {run_extra}
 
 [model.tiny]
 characters = "0123456789abcdefghijklmnopqrstuvwxyz+-*=()<>?:;,.!&|~ "
-hidden = 32
+hidden = {hidden}
 layers = 2
 heads = 2
 kv_heads = 2
-intermediate = 64
+intermediate = 128
 positions = 64
 
 {sources}
@@ -58,10 +58,9 @@ batch_size = 32
 learning_rate = 3e-3
 
 [learner]
-learning_rate = 1e-3
+learning_rate = {learning_rate}
 checkpoint_every = {checkpoint_every}
 keep_checkpoints = 20
-{learner_extra}
 
 [nats]
 log_bytes = 67108864
@@ -91,9 +90,12 @@ eval_items = {eval_items}
 DEFAULTS: dict[str, object] = {
     "steps": 4,
     "warmup": 150,
+    "groups_per_step": 4,
+    "group_size": 4,
+    "hidden": 32,
+    "learning_rate": 1e-3,
     "checkpoint_every": 2,
     "run_extra": "max_staleness = 2",
-    "learner_extra": "",
     "connect_wait_s": 20,
     "extra": '[policy]\nadmit = ["dynamic_sampling"]',
 }

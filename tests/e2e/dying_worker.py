@@ -56,7 +56,7 @@ class MortalBus:
 
     def _is_due(self, events: Sequence[Event]) -> bool:
         before = self._left
-        self._left -= sum(event.KIND == self._kind for event in events)
+        self._left -= [event.KIND for event in events].count(self._kind)
         return before > 0 >= self._left
 
 

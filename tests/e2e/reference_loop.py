@@ -1,7 +1,7 @@
 """GRPO in one process and a plain loop: what the whole system must equal, step by step, when synchronous.
 
-Shares with Sluice only the data (samples, rendering) and the rule that derives an answer's random numbers; model
-calls, sampling, rewards, advantages, loss and optimizer are written out anew, without cache or packing.
+Shares with Sluice only the data (samples, rendering) and the rule that derives an answer's random numbers;
+model calls, sampling, rewards, advantages, loss and optimizer are written out anew, without cache or packing.
 """
 
 from dataclasses import dataclass

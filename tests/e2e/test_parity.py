@@ -30,6 +30,7 @@ def test_ten_synchronous_steps_equal_a_plain_loop(start_run: Callable[..., Clust
         " join prompt_group g using (run_id, group_id)"
     )
     configuration = load(cluster.config, environment=cluster.environment)
+    renderer = Renderer(cluster.run_dir / "model", configuration.prompt)
 
     expected = train(
         cluster.run_dir / "model",

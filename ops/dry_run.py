@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from broker.errors import BadConfiguration
-from ops import roles
+from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
 
@@ -83,6 +83,7 @@ def show(configuration: Configuration, out: TextIO) -> int:
     from workers.dispatcher import sources as task_sources
     from workers.dispatcher.rendering import Renderer
 
+    settings.refuse_impossible(configuration)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(configuration, RunPaths(Path(scratch) / "run"))
         renderer = Renderer(folder, configuration.prompt)

@@ -57,6 +57,7 @@ def launch(
     configuration: Configuration, paths: RunPaths, overrides: tuple[str, ...], *, resume: bool
 ) -> int:
     """Run it to the end; the exit code is 0 only when it finished and the proofs hold."""
+    settings.refuse_impossible(configuration)
     paths.make()
     lock = lock_run(paths)
     try:

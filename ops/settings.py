@@ -21,6 +21,7 @@ from workers.dispatcher.settings import (
     SamplingSettings,
     SourceSettings,
 )
+from workers.dispatcher.space import refuse_small_logs
 from workers.policies.settings import PolicySettings
 from workers.rollout.settings import RolloutSettings
 from workers.verifiers.settings import VerifierSettings
@@ -128,6 +129,18 @@ def check(tree: dict[str, object], origin: str) -> Configuration:
             for e in error.errors(include_url=False)
         ]
         raise BadConfiguration(f"{origin}:\n" + "\n".join(lines)) from error
+
+
+def refuse_impossible(configuration: Configuration) -> None:
+    """BadConfiguration for what no run could live with, found before anything starts."""
+    c = configuration
+    refuse_small_logs(
+        c.run,
+        prompt_tokens=c.prompt.max_tokens,
+        answer_tokens=c.sampling.max_tokens,
+        checkpoint_every=c.learner.checkpoint_every,
+        log_bytes=c.nats.log_bytes,
+    )
 
 
 MAY_DIFFER: dict[str, Any] = {

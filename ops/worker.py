@@ -112,6 +112,7 @@ def check(configuration: Configuration, names: tuple[str, ...]) -> None:
         raise BadConfiguration(
             "nats.url: expected nats://host:port; only `sluice run` starts a server of its own"
         )
+    settings.refuse_impossible(configuration)
 
 
 def _explain(error: BaseException) -> int:

@@ -56,6 +56,25 @@ def test_two_sources_of_one_domain_are_refused(tmp_path: Path):
         settings.load(written(tmp_path, twice), environment={})
 
 
+def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path):
+    small = settings.load(written(tmp_path), ("nats.log_bytes=1_048_576",), environment={})
+    settings.refuse_impossible(small)
+    long = settings.load(
+        written(tmp_path), ("nats.log_bytes=1_048_576", "run.steps=100"), environment={}
+    )
+
+    with pytest.raises(BadConfiguration, match=r"nats\.log_bytes = 1,048,576: .*checkpoint_every"):
+        settings.refuse_impossible(long)
+
+
+def test_the_configurations_that_come_with_it_are_possible():
+    shipped = sorted(Path(settings.__file__).parent.rglob("*.toml"))
+
+    for path in shipped:
+        settings.refuse_impossible(settings.load(path, environment={}))
+    assert len(shipped) >= 3
+
+
 def test_set_overrides_the_environment_which_overrides_the_file(tmp_path: Path):
     path = written(tmp_path)
     environment = {"SLUICE_RUN__STEPS": "5", "SLUICE_NATS__PASSWORD": "s3 cret", "SLUICE": "x"}

@@ -131,6 +131,10 @@ class Bus(Protocol):
         """Delete messages up to and including a sequence, with the objects they name; how many."""
         ...
 
+    async def has_room(self) -> bool:
+        """False when the broker's disk takes nothing at all, whatever the logs' own limits say."""
+        ...
+
     async def put_object(self, name: str, chunks: bytes) -> None: ...
 
     async def get_object(self, name: str, *, wait_s: float) -> bytes | None:

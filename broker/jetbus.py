@@ -20,7 +20,7 @@ from broker.purge import purge
 from broker.settings import NatsSettings
 from broker.streams import lease_subject, leases_stream
 from broker.topology import H_OBJECT, READERS, Log, Reader, stream_name
-from broker.wire import Message, Wire, api, read_message
+from broker.wire import Message, Unanswered, Wire, api, read_message
 
 MARGIN_BYTES = 4096
 """Kept free below the server's payload limit, for headers that the server and batches add."""
@@ -121,6 +121,13 @@ class JetStreamBus:
         return await purge(
             self, self._wire, log, up_to, keep_last_per_subject=keep_last_per_subject
         )
+
+    async def has_room(self) -> bool:
+        try:
+            answer = await send_one(self._wire, lease_subject(self.run, "room"), b"", {})
+        except Unanswered:
+            return True  # a broker that is away is not full
+        return not answer.full
 
     async def put_object(self, name: str, chunks: bytes) -> None:
         await self._objects.put(name, chunks)

@@ -140,9 +140,9 @@ class MemoryBus:
             conflict = _first_conflict(log, batch, expect, expect_log)
             if conflict is not None:
                 return self._already_stored(log, batch, conflict)
-            if log.has_room(batch):
+            if log.has_room(batch) and self._server.has_room():
                 break
-            if log.log is Log.DEAD and log.messages:
+            if log.log is Log.DEAD and log.messages and not log.has_room(batch):
                 log.remove(next(iter(log.messages)))
                 continue
             publish_waits_total.labels(str(log.log)).inc()
@@ -230,6 +230,9 @@ class MemoryBus:
                 self._state.objects.pop(packed.object_name, None)
         self._state.bell.ring()
         return len(doomed)
+
+    async def has_room(self) -> bool:
+        return self._server.has_room()
 
     async def put_object(self, name: str, chunks: bytes) -> None:
         self._state.objects[name] = bytes(chunks)

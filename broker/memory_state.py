@@ -91,6 +91,11 @@ class MemoryRun:
         """With the bus that answers."""
         self.bell = Bell()
 
+    @property
+    def bytes(self) -> int:
+        objects = sum(len(data) for data in self.objects.values())
+        return objects + sum(log.bytes for log in self.logs.values())
+
     def stored(self, log: Log, sequence: int, *, headers_only: bool = False) -> Stored | None:
         """With its body from the object store, if that is where it lies."""
         found = self.logs[log].messages.get(sequence)
@@ -113,14 +118,28 @@ class MemoryRun:
 class MemoryServer:
     """What several buses of one process share."""
 
-    def __init__(self, *, log_bytes: int = 1 << 30, message_bytes: int = 8 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        *,
+        log_bytes: int = 1 << 30,
+        message_bytes: int = 8 * 1024 * 1024,
+        store_bytes: int | None = None,
+    ) -> None:
         self._log_bytes = log_bytes
+        self.store_bytes = store_bytes
+        """Of all runs' logs and objects together; None: no limit."""
         self.message_bytes = min(message_bytes, log_bytes // LOG_SHARE)
         """Packed messages above this size leave their body in the object store."""
         self._runs: dict[str, MemoryRun] = {}
 
     def run(self, name: str) -> MemoryRun:
         return self._runs.setdefault(name, MemoryRun(self._log_bytes))
+
+    def has_room(self) -> bool:
+        """Like nats-server, which takes a message as long as it is not over its limit already."""
+        return self.store_bytes is None or self.store_bytes >= sum(
+            run.bytes for run in self._runs.values()
+        )
 
 
 class MemoryReader:

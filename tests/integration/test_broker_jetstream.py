@@ -212,6 +212,7 @@ async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(
     health = Health("publisher")
     bus = await jetstream.connect(settings, "run", health=health)
     await bus.ensure_logs(settings)
+    had_room = await bus.has_room()
     await bus.put_object("a", b"1" * (15 << 20))
 
     ids = Array(dtype="|u1", shape=(90_000,), data=b"\0" * 90_000)
@@ -223,10 +224,12 @@ async def test_a_full_store_makes_all_publishers_wait_until_space_is_made(
     await asyncio.sleep(1.5)
     waits = str(health.status()["waits"])
     done = [task.done() for task in (big, *many)]
+    has_room = await bus.has_room()
     await bus.delete_object("a")
     async with asyncio.timeout(20):
         await asyncio.gather(big, *many)
 
+    assert (had_room, has_room) == (True, False)
     assert not done[0]
     assert not all(done[1:])
     assert "space in OBJECTS" in waits

@@ -77,6 +77,8 @@ class State:
         """(reader, log) -> sequence up to which it is done."""
         self.floor = 0
         """Requests up to it are purged or may be."""
+        self.floor_sequence = 0
+        """The last LogPurged in LEDGER."""
         self.moves = 0
         """Grows with everything that moves the run; readers' notes about themselves do not."""
         self._probes: dict[str, int] = {}
@@ -201,6 +203,8 @@ class State:
                 self._commit(event, sequence)
             case WeightsPublished():
                 self.published = max(event.version, self.published or 0)
+                # Its commit may be purged.
+                self.step_of_version.setdefault(event.version, event.step)
                 self.weights_sequences[event.version] = sequence
             case CheckpointWritten():
                 self.checkpoint, self.checkpoint_sequence = event, sequence
@@ -211,7 +215,7 @@ class State:
             case ReaderAdvanced():
                 self.readers[event.reader, event.log] = event.sequence
             case LogPurged():
-                self._purge(event.floor)
+                self._purge(event.floor, sequence)
             case _:
                 pass
 
@@ -221,8 +225,9 @@ class State:
         found = [group for group_id in ids if (group := self.groups.find(group_id)) is not None]
         self.spans.planned(planned.step, sequence, [group.request_seq for group in found])
 
-    def _purge(self, floor: int) -> None:
+    def _purge(self, floor: int, sequence: int) -> None:
         """What told of these requests' ends may be gone; that they ended is certain."""
+        self.floor_sequence = max(self.floor_sequence, sequence)
         self.floor = max(self.floor, floor)
         self.request_seq = max(self.request_seq, floor)
         self.groups.settle(floor)

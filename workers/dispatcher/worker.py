@@ -128,6 +128,7 @@ async def _live(bus: Bus, work: Work, start: Start, health: Health, stop: asynci
         if started is not None:
             await followers.ledger.read_to(started, health)
         evaluating = Evaluating(state, outbox, builder, run, work.evaluation)
+        janitor = Janitor(bus, state, outbox)
         dispatcher = Dispatcher(
             run=run,
             state=state,
@@ -135,11 +136,12 @@ async def _live(bus: Bus, work: Work, start: Start, health: Health, stop: asynci
             training=Training(bus, state, outbox, builder, run),
             evaluating=evaluating,
             finishing=Finishing(bus, state, outbox, followers, evaluating, run, health),
+            janitor=janitor,
             health=health,
             stop=stop,
         )
-        janitor = Janitor(bus, state, outbox)
         try:
+            await janitor.clean()
             await _beside(_beside(dispatcher.live(), followers.follow()), janitor.work())
         finally:
             await janitor.close()
@@ -189,6 +191,7 @@ class Dispatcher:
     training: Training
     evaluating: Evaluating
     finishing: Finishing
+    janitor: Janitor
     health: Health
     stop: asyncio.Event
 
@@ -211,6 +214,9 @@ class Dispatcher:
             await self.finishing.drain(ending)
         if self.state.life.is_draining:
             return await self.finishing.work(wait, idle_s)
+        if self.janitor.ledger_is_tight:
+            wait.name("space in LEDGER", IDLE_LIMIT_S)
+            return False
         # Evaluations first: where they come among the requests then depends on steps alone.
         if self.state.published is not None:
             for version in self.evaluating.due():

@@ -82,6 +82,7 @@ class Supervisor:
             await bus.ensure_logs(settings)
             self._watcher = Watcher(bus, self._measure_memory)
             self.view = await read_view(bus, READ_LIMIT_S)
+            self._told = set(self.view.incidents)  # of an earlier life
             try:
                 async with asyncio.TaskGroup() as group:
                     await self._live(group, bus, self._watcher)

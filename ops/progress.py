@@ -45,10 +45,8 @@ def waited_for(pulse: Pulse) -> str:
     """Which role holds up the flow: the learner while it computes, else the one with the longest queue."""
     waits = waits_by_role(pulse.statuses)
     learner = next((found for role, found in waits.items() if "learner" in role), None)
-    if learner is None:
-        return "learner to start"
     if not learner or learner[0].startswith(COMPUTES):
-        return "learner"
+        return "learner"  # also while it starts, or is too busy to answer
     queues = {role: pulse.depths.get(role, 0) for role in ("policy", "verifier", "rollout")}
     longest = max(queues, key=lambda role: queues[role])
     return longest if queues[longest] else f"dispatcher (learner waits for {learner[0]})"
@@ -107,7 +105,7 @@ def accuracies(view: RunView) -> str:
 
 
 def counts(view: RunView) -> str:
-    reasons = ", ".join(f"{reason} {n}" for reason, n in view.dropped.most_common())
+    reasons = ", ".join(f"{reason} {n}" for reason, n in view.dropped.most_common() if n)
     dropped = sum(view.dropped.values())
     return f"{view.trained_groups} trained, {dropped} dropped" + (
         f" ({reasons})" if reasons else ""

@@ -11,6 +11,7 @@ from broker.messages import (
     EvaluationFinished,
     Event,
     Incident,
+    MixtureUpdated,
     ReaderAdvanced,
     RunDraining,
     RunEnded,
@@ -46,7 +47,7 @@ class RunView:
     trained_steps: int = 0
     trained_groups: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Groups that a step dropped, by reason."""
+    """Groups dropped by reason; those that the policy filtered out up to its last window."""
     staleness_max: int = 0
     recent: deque[StepSeen] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     first_step_us: int | None = None
@@ -82,6 +83,12 @@ class RunView:
                 self.staleness_max = max(self.staleness_max, oldest)
             case StepCommitted():
                 self._commit(event)
+            case MixtureUpdated():
+                seen = sum(share.generated for share in event.domains)
+                # Exact at the cut of a window, which is when the policy says so.
+                self.dropped["filtered"] = max(
+                    0, seen - sum(share.admitted for share in event.domains)
+                )
             case EvaluationFinished():
                 self.evaluations.setdefault(event.benchmark, []).append(event)
             case Incident():

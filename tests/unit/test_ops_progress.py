@@ -10,6 +10,8 @@ from broker.messages import (
     EvaluationFinished,
     Event,
     Incident,
+    MixtureShare,
+    MixtureUpdated,
     PlannedGroup,
     ReaderAdvanced,
     RunDraining,
@@ -92,8 +94,17 @@ def a_run() -> RunView:
         dropped=(DroppedGroup(group_id="g2", stream_seq=2, reason="stale", staleness=3),),
     )  # fmt: skip
     metrics = {"groups": 4.0, "generations": 32.0, "reward_mean": 0.5, "reward/add": 0.5}
+    share = MixtureShare(
+        domain="add", target=1.0, requested=9, generated=7, admitted=4, trained=0, reward_mean=None,
+        abs_advantage_mean=None, slope=None,
+    )  # fmt: skip
+    mixture = at(
+        MixtureUpdated, update_no=1, mixer="static", window=1, step=0, request_seq=9, cut=7, domains=(share,),
+        reason="",
+    )  # fmt: skip
     return folded(
         started(),
+        mixture,
         at(CheckpointWritten, 10, step=0, version=0, uri="u", digest="d", cursor=0),
         evaluated(0, 0.25),
         planned,
@@ -110,7 +121,7 @@ def test_the_line_tells_step_time_left_reward_staleness_groups_speed_and_queues(
 
     for part in (
         "[0:20] step 3/13", "0:20 left", "reward add 0.50", "staleness ≤ 1",
-        "12 trained, 1 dropped (stale 1)",
+        "12 trained, 4 dropped (filtered 3, stale 1)",
         "16 samples/s", "rollout 3", "verifier 1", "waiting for rollout",
     ):  # fmt: skip
         assert part in line

@@ -6,6 +6,8 @@ Through the run's object store (`object:NAME`) or as files in a shared directory
 import asyncio
 import hashlib
 import os
+import re
+import time
 import uuid
 from pathlib import Path
 from typing import Literal
@@ -18,6 +20,9 @@ Kind = Literal["object", "directory"]
 
 OBJECTS_PREFIX = "weights/"
 TRIED_EVERY_S = 0.5
+UNFINISHED_S = 3600.0
+"""A file under its temporary name this old was left by a process that is dead."""
+_NAME = re.compile(r"(\d{6,})-([0-9a-f]{64})\.safetensors")
 
 
 def file_name(version: int, digest: str) -> str:
@@ -89,6 +94,28 @@ async def delete(bus: Bus, uri: str) -> None:
         await asyncio.to_thread(Path(name).unlink, missing_ok=True)
     else:
         raise ValueError(f"weights uri {uri!r}: expected object:NAME or file:PATH")
+
+
+async def stored(bus: Bus, directory: Path) -> dict[str, tuple[int, str]]:
+    """What lies in either place, published or not: uri -> version and digest.
+
+    Files that a dead process left half written are deleted on the way.
+    """
+    uris = [f"object:{name}" for name in await bus.list_objects(OBJECTS_PREFIX)]
+    uris += [f"file:{path}" for path in await asyncio.to_thread(_files, directory)]
+    found = {}
+    for uri in uris:
+        match = _NAME.fullmatch(uri.rpartition("/")[2])
+        if match:
+            found[uri] = int(match[1]), match[2]
+    return found
+
+
+def _files(directory: Path) -> list[Path]:
+    for path in directory.glob(".*.part"):
+        if time.time() - path.stat().st_mtime > UNFINISHED_S:
+            path.unlink(missing_ok=True)
+    return sorted(path.resolve() for path in directory.glob("*.safetensors"))
 
 
 def _sha256(data: bytes) -> str:

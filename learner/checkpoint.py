@@ -8,6 +8,7 @@ state.msgpack (which holds the digests of the other two).
 import hashlib
 import os
 import shutil
+import uuid
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,8 +63,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     final = folder / folder_name(checkpoint.state.step, checkpoint.state.version)
     if _holds(final, checkpoint.state):
         return final
-    temporary = folder / (TEMPORARY + final.name)
-    shutil.rmtree(temporary, ignore_errors=True)
+    # A name of its own: a learner that was replaced may still be writing the same checkpoint.
+    temporary = folder / f"{TEMPORARY}{final.name}-{uuid.uuid4().hex[:8]}"
     temporary.mkdir()
     state = {"schema": SCHEMA, **asdict(checkpoint.state)}
     packed = bytes(msgpack.packb(state, use_bin_type=True) or b"")

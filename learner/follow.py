@@ -9,7 +9,8 @@ from broker import weights
 from broker.settings import RunSettings
 from broker.telemetry import Health, now_us
 from learner.intake import WindowReader
-from learner.retention import Pins, deletable, kept_versions
+from learner.retention import Pins, deletable, kept_versions, orphans
+from learner.space import EarlyCheckpoint
 from learner.steps import Steps
 from learner.watch import RunWatch
 from learner.windows import Rules, Window, make_plan, sweep
@@ -38,6 +39,7 @@ class Follower:
             ended_verified=steps.ledger.ended_verified,
         )
         self._pins = Pins(steps.bus)
+        self._early = EarlyCheckpoint(steps.bus)
         self._deleted: set[int] = set()
 
     async def follow(self) -> None:
@@ -46,12 +48,15 @@ class Follower:
         reader = WindowReader(steps.bus, after=steps.cursor, next_window=steps.step + 1)
         gathering = asyncio.create_task(reader.next())
         try:
+            await self._delete_orphans()
             await self._checkpoint_if_due()
             while steps.step < self._run.steps:
                 self._note()
                 started = time.monotonic()
                 what = f"window {steps.step + 1} of the policy"
-                window = await self._watch.result_of(gathering, what, WINDOW_LIMIT_S)
+                window = await self._watch.result_of(
+                    gathering, what, WINDOW_LIMIT_S, meanwhile=self._checkpoint_early
+                )
                 if window is None:
                     break
                 # The next batch is collected while this one is trained; it is swept when its turn comes.
@@ -106,6 +111,29 @@ class Follower:
             return
         if done >= self._steps.settings.checkpoint_every or (last and done):
             await self._steps.checkpoint()
+        else:
+            await self._checkpoint_early()
+
+    async def _checkpoint_early(self) -> None:
+        """When a log fills up, so that its older part may go; a log may fill while a window is awaited."""
+        steps = self._steps
+        if self._watch.stopping or steps.checkpointed >= steps.step:
+            return
+        if why := await self._early.fullest():
+            log.info("early checkpoint", step=steps.step, reason=why)
+            started = time.monotonic()
+            await steps.checkpoint()
+            self._early.taken(time.monotonic() - started)
+
+    async def _delete_orphans(self) -> None:
+        """What earlier lives left behind; and take stock of what they have deleted."""
+        steps = self._steps
+        stored = await weights.stored(steps.bus, steps.weights_folder)
+        published, pinned = steps.ledger.published, await self._pins.read()
+        for uri in orphans(stored, published, pinned=pinned):
+            log.info("deleted weights that nobody can ask for", uri=uri)
+            await weights.delete(steps.bus, uri)
+        self._deleted = published.keys() - {version for version, _ in stored.values()}
 
     async def _delete_old_weights(self) -> None:
         published = self._steps.ledger.published

@@ -1,9 +1,9 @@
 """Which published model weights may be deleted: not the newest ones, not what an evaluation still needs."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from broker.bus import Bus, Cursor
-from broker.messages import EvaluationFinished, GroupRequested
+from broker.messages import EvaluationFinished, GroupRequested, WeightsPublished
 from broker.topology import H_DOMAIN, H_GROUP, Log, kind_subjects
 
 READ_LIMIT = 256
@@ -16,6 +16,28 @@ def deletable(versions: Iterable[int], *, pinned: Collection[int], newest: int) 
     return [
         version for version in ordered[: max(0, len(ordered) - newest)] if version not in pinned
     ]
+
+
+def orphans(
+    stored: Mapping[str, tuple[int, str]],
+    published: Mapping[int, WeightsPublished],
+    *,
+    pinned: Collection[int],
+) -> list[str]:
+    """Uris of weights that nobody can ask for.
+
+    stored: uri -> version and digest. Those with another digest than was published belong to a life
+    that died before its commit; those of older versions than LEDGER still names were outlived. Above
+    the newest published version a publication may be under way.
+    """
+    newest = max(published, default=-1)
+    found = []
+    for uri, (version, digest) in stored.items():
+        known = published.get(version)
+        wrong = known is not None and known.digest != digest
+        if version <= newest and (wrong or (known is None and version not in pinned)):
+            found.append(uri)
+    return found
 
 
 def kept_versions(pace_steps: int) -> int:

@@ -88,6 +88,10 @@ class Steps:
     def checkpoint_folder(self) -> Path:
         return self.run_dir / "checkpoints"
 
+    @property
+    def weights_folder(self) -> Path:
+        return self.run_dir / "weights"
+
     async def compute(self, plan: StepPlanned, groups: Sequence[GroupAnnotated]) -> Computed:
         """Take the step in memory. The model has changed afterwards unless it was skipped."""
         return await self.workshop.do(f"step {plan.step}", lambda: self._compute(plan, groups))
@@ -163,7 +167,7 @@ class Steps:
 
     async def _put_weights(self, version: int, digest: str, data: bytes) -> str:
         return await weights.publish(
-            self.bus, self.settings.weights, self.run_dir / "weights", version, digest, data
+            self.bus, self.settings.weights, self.weights_folder, version, digest, data
         )
 
     async def _announce_weights(self, uri: str, size: int) -> None:

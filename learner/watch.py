@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from broker.bus import Bus
@@ -40,9 +41,17 @@ class RunWatch:
         return self.stopping or await self.ended()
 
     async def result_of(
-        self, task: asyncio.Task[Result], what: str, limit_s: float
+        self,
+        task: asyncio.Task[Result],
+        what: str,
+        limit_s: float,
+        *,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> Result | None:
-        """What `task` returns, or None when the run or this process ends first. TooLong at the limit."""
+        """What `task` returns, or None when the run or this process ends first. TooLong at the limit.
+
+        meanwhile: done again and again while waiting.
+        """
         deadline = time.monotonic() + limit_s
         with self._health.waiting_for(what, limit_s):
             while True:
@@ -52,6 +61,8 @@ class RunWatch:
                     return task.result()
                 if await self.over():
                     return None
+                if meanwhile is not None:
+                    await meanwhile()
                 if time.monotonic() > deadline:
                     raise TooLong(f"{what}: nothing for {limit_s:.0f} s")
 

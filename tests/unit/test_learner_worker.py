@@ -5,15 +5,12 @@ import asyncio
 import pytest
 
 from broker.errors import Replaced
-from broker.memory import MemoryBus
 from broker.messages import (
     CheckpointWritten,
     StepCommitted,
     StepPlanned,
     WeightsPublished,
 )
-from learner import retention
-from tests.builders import a_key, a_request
 from tests.learner_lives import (
     Crash,
     DyingBus,
@@ -121,29 +118,3 @@ async def test_nothing_is_planned_beyond_the_last_step_or_after_the_end(tmp_path
 
     # A learner started after the end adds nothing.
     assert written(await Run(tmp_path, server).to_the_end()) == written(found)
-
-
-# --- retention --------------------------------------------------------------------------------
-
-
-def test_the_newest_and_the_pinned_versions_stay():
-    assert retention.deletable(range(8), pinned={0, 4}, newest=3) == [1, 2, 3]
-    assert retention.deletable([0, 1], pinned=(), newest=3) == []
-
-
-async def test_old_weights_are_deleted_but_not_what_an_evaluation_waits_for(tmp_path):
-    server = await a_server(windows(10))
-    bus = MemoryBus(server, "r")
-    await bus.publish(
-        a_request(
-            "v000000-math-00000-0", group=a_key("v000000-math-00000-0", purpose="eval"),
-            mixture=None, benchmark="math",
-        )
-    )  # fmt: skip
-
-    found = await Run(tmp_path, server, steps=10, max_staleness=10, pace=0).to_the_end()
-
-    versions = [w.version for w in of_kind(found, WeightsPublished)]
-    there = [int(n.split("/")[1].split("-")[0]) for n in await bus.list_objects("weights/")]
-    assert versions == list(range(11))
-    assert there == [0, 7, 8, 9, 10]

@@ -78,8 +78,12 @@ def render(data: ReportData) -> str:
     return environment.get_template("report.html.j2").render(
         data=data,
         charts={
-            "reward": line_chart(data.reward, x_name="step", y_name="mean reward", share=True),
-            "accuracy": line_chart(data.accuracy, x_name="step", y_name="accuracy", share=True),
+            "reward": line_chart(
+                _sorted(data.reward), x_name="step", y_name="mean reward", share=True
+            ),
+            "accuracy": line_chart(
+                _sorted(data.accuracy), x_name="step", y_name="accuracy", share=True
+            ),
             "staleness": bar_chart(
                 {_versions(n): count for n, count in sorted(data.staleness.items())},
                 name="trained groups by staleness",
@@ -94,6 +98,11 @@ def render(data: ReportData) -> str:
         shares=[_shares(line, data.mixture) for line in data.mixture],
         examples=_by_domain(data.examples),
     )
+
+
+def _sorted(lines: Mapping[str, Points]) -> dict[str, Points]:
+    """In order of name, so that a domain has one colour in all charts."""
+    return dict(sorted(lines.items()))
 
 
 def clip(text: str | None) -> str:

@@ -75,20 +75,6 @@ class RunView:
                 # A resumed run goes on: what its earlier life did still counts.
                 self.started_us = self.started_us or event.at_us
                 self.draining, self.ended, self.ended_sequence = None, None, 0
-            case CheckpointWritten():
-                self.ready_us = self.ready_us or event.at_us
-            case StepPlanned():
-                self._count_drops(event.dropped)
-                oldest = max((g.staleness for g in event.groups), default=0)
-                self.staleness_max = max(self.staleness_max, oldest)
-            case StepCommitted():
-                self._commit(event)
-            case MixtureUpdated():
-                seen = sum(share.generated for share in event.domains)
-                # Exact at the cut of a window, which is when the policy says so.
-                self.dropped["filtered"] = max(
-                    0, seen - sum(share.admitted for share in event.domains)
-                )
             case EvaluationFinished():
                 self.evaluations.setdefault(event.benchmark, []).append(event)
             case Incident():
@@ -100,6 +86,25 @@ class RunView:
                 self.ended, self.ended_sequence = event, sequence
             case ReaderAdvanced():
                 self.passed[event.reader, event.log] = event.sequence
+            case _:
+                self._learn(event)
+
+    def _learn(self, event: Event) -> None:
+        """What learner and policy say of steps and windows."""
+        match event:
+            case CheckpointWritten():
+                self.ready_us = self.ready_us or event.at_us
+            case StepPlanned():
+                self._count_drops(event.dropped)
+                oldest = max((g.staleness for g in event.groups), default=0)
+                self.staleness_max = max(self.staleness_max, oldest)
+            case StepCommitted():
+                self._commit(event)
+            case MixtureUpdated():
+                seen = sum(share.generated for share in event.domains)
+                admitted = sum(share.admitted for share in event.domains)
+                # Exact at the cut of a window, which is when the policy says so.
+                self.dropped["filtered"] = max(0, seen - admitted)
             case _:
                 pass
 

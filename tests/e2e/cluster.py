@@ -240,7 +240,8 @@ class Cluster:
     def wait_step(self, step: int, *, limit_s: float = 120) -> None:
         """Until the step is committed and recorded."""
         self.wait_for(
-            f"select max(step) >= {step} from learner_step where committed_at is not null",
+            f"select max(step) >= {step} from learner_step"
+            f" where run_id = '{self.run}' and committed_at is not null",
             limit_s=limit_s,
         )
 

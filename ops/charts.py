@@ -18,8 +18,8 @@ Points = Sequence[tuple[float, float]]
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that span low..high, ends included."""
-    if high <= low:
-        high = low + 1.0
+    if high - low <= 1e-6 * max(1.0, abs(low)):
+        high = low + max(1.0, abs(low) / 100)  # flat but for rounding
     rough = (high - low) / count
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)

@@ -125,8 +125,9 @@ def test_long_answers_are_cut_and_say_so():
 def test_ticks_span_the_values_and_are_few(low: float, width: float):
     found = ticks(low, low + width)
 
-    assert found[0] <= low + 1e-6 * max(1, abs(low))
-    assert found[-1] >= low + width - 1e-6 * max(1, abs(low + width))
+    rounding = 1e-6 * max(1, abs(low), width)
+    assert found[0] <= low + rounding
+    assert found[-1] >= low + width - rounding
     assert 2 <= len(found) <= 9
 
 

@@ -1,0 +1,76 @@
+"""A single writer that is stopped is replaced by its standby, and is refused when it comes back."""
+
+import signal
+import time
+from collections.abc import Callable
+
+from broker.bus import Bus
+from tests.e2e.cluster import Cluster
+
+STEPS = 60
+REPLACED = 3
+START_LIMIT_S = 120.0
+TAKE_OVER_LIMIT_S = 12.0
+"""A lease is 10 s old before anybody takes it; a standby looks twice a second."""
+LEAVE_LIMIT_S = 15.0
+TWINS = {role: (role, f"{role}#2") for role in ("learner", "policy", "dispatcher")}
+
+
+def test_stopped_writers_are_replaced_and_refused_when_they_come_back(
+    start_run: Callable[..., Cluster],
+):
+    run = start_run("twins", steps=STEPS, checkpoint_every=5)
+    run.start(*(name for pair in TWINS.values() for name in pair), "rollout", "verifier,recorder")
+    wait_for_standbys(run)
+    run.wait_step(1)
+
+    for role, pair in TWINS.items():
+        holder, standby = sorted(pair, key=lambda name: not happened(run, name, "lease_held"))
+        run.processes[holder].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        wait_for(run, standby, "lease_held", TAKE_OVER_LIMIT_S)
+        assert time.monotonic() - stopped > 5, "the lease of a process that lives was taken at once"
+        run.wait_step(newest_step(run) + 1, limit_s=60)
+
+        run.processes[holder].send_signal(signal.SIGCONT)
+        assert run.wait_exit(holder, limit_s=LEAVE_LIMIT_S) == REPLACED
+        (refused,) = [one for one in run.events(holder) if one["event"] == "worker_replaced"]
+        assert role in refused["reason"]
+
+    run.wait_end()
+    assert run.status() == "finished"
+    assert run.proofs() == {}
+    steps = run.query("select step from learner_step order by step")
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert run.query("select kind, detail from incident") == []
+
+
+def newest_step(run: Cluster) -> int:
+    return run.query("select coalesce(max(step), 0) as step from learner_step")[0]["step"]
+
+
+def wait_for_standbys(run: Cluster) -> None:
+    """Until one of each pair works, and the other one says what it waits for."""
+
+    async def ask(bus: Bus) -> list:
+        return list(await bus.ask_status(0.5))
+
+    for role, pair in TWINS.items():
+        deadline = time.monotonic() + START_LIMIT_S
+        while sum(happened(run, name, "lease_held") for name in pair) != 1 or (
+            f"the lease of {role}"
+            not in [wait["for"] for status in run.with_bus(ask) for wait in status["waits"]]
+        ):
+            assert time.monotonic() < deadline, f"no standby of {role}"
+            time.sleep(0.2)
+
+
+def happened(run: Cluster, name: str, event: str) -> bool:
+    return any(one["event"] == event for one in run.events(name))
+
+
+def wait_for(run: Cluster, name: str, event: str, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not happened(run, name, event):
+        assert time.monotonic() < deadline, f"{name}: no {event} in {limit_s} s\n{run.log(name)}"
+        time.sleep(0.1)

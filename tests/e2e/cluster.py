@@ -63,7 +63,7 @@ checkpoint_every = {checkpoint_every}
 keep_checkpoints = 20
 
 [nats]
-log_bytes = 67108864
+log_bytes = {log_bytes}
 connect_wait_s = {connect_wait_s}
 
 [store]
@@ -96,6 +96,7 @@ DEFAULTS: dict[str, object] = {
     "learning_rate": 1e-3,
     "checkpoint_every": 2,
     "run_extra": "max_staleness = 2",
+    "log_bytes": 67_108_864,
     "connect_wait_s": 20,
     "extra": '[policy]\nadmit = ["dynamic_sampling"]',
 }

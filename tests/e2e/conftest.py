@@ -1,13 +1,20 @@
-"""Runs of a test's own on the services of the test session."""
+"""Runs of a test's own on the services of the test session, and a finished one that tests share."""
 
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from store.database import with_database
 from tests.e2e.cluster import Cluster
+
+
+def unique(name: str) -> str:
+    """The server of the session holds the runs of all its tests."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
@@ -16,11 +23,34 @@ def start_run(tmp_path: Path, nats_url: str, postgres_url: str) -> Iterator[Call
     with ExitStack() as stack:
 
         def start(name: str = "e2e", **options: object) -> Cluster:
-            # The server of the session holds the runs of all its tests.
-            run = f"{name}-{uuid.uuid4().hex[:8]}"
             cluster = Cluster(
-                tmp_path / name, nats_url=nats_url, postgres_url=postgres_url, run=run, **options
+                tmp_path / name,
+                nats_url=nats_url,
+                postgres_url=postgres_url,
+                run=unique(name),
+                **options,
             )
             return stack.enter_context(cluster)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    tmp_path_factory: pytest.TempPathFactory, nats_url: str, postgres_server: str
+) -> Iterator[Cluster]:
+    """What `sluice run` leaves when it has trained a tiny model to the end. Only to be looked at."""
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(b"CREATE DATABASE finished_run TEMPLATE template_sluice")
+    cluster = Cluster(
+        tmp_path_factory.mktemp("finished"),
+        nats_url=nats_url,
+        postgres_url=with_database(postgres_server, "finished_run"),
+        run=unique("finished"),
+        steps=6,
+        eval_items=28,
+    )
+    with cluster:
+        done = cluster.sluice("run", str(cluster.config), limit_s=240)
+        (cluster.directory / "run.out").write_text(done.stdout)
+        yield cluster

@@ -37,7 +37,9 @@ def test_stopped_writers_are_replaced_and_refused_when_they_come_back(
         (refused,) = [one for one in run.events(holder) if one["event"] == "worker_replaced"]
         assert role in refused["reason"]
 
+    run.start("policy#3")
     run.wait_end()
+    assert run.wait_exit("policy#3", limit_s=60) == 0, "a standby leaves when the run has ended"
     assert run.status() == "finished"
     assert run.proofs() == {}
     steps = run.query("select step from learner_step order by step")

@@ -13,6 +13,7 @@ from broker.errors import BadConfiguration
 from ops import roles, settings, toml
 from ops.local import Supervisor
 from ops.paths import RunPaths, find_run, lock_run
+from ops.preflight import refuse_unusable
 from ops.progress import make_display
 from ops.settings import Configuration
 
@@ -57,7 +58,7 @@ def launch(
     configuration: Configuration, paths: RunPaths, overrides: tuple[str, ...], *, resume: bool
 ) -> int:
     """Run it to the end; the exit code is 0 only when it finished and the proofs hold."""
-    settings.refuse_impossible(configuration)
+    refuse_unusable(configuration)
     paths.make()
     lock = lock_run(paths)
     try:

@@ -143,7 +143,8 @@ class Supervisor:
         from store.schema import upgrade
 
         await self.services.open_postgres()
-        await asyncio.to_thread(upgrade, self.services.store_url)
+        wait_s = self.configuration.store.connect_wait_s
+        await asyncio.to_thread(upgrade, self.services.store_url, wait_s=wait_s)
 
     @property
     def store_url(self) -> str:

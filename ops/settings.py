@@ -7,9 +7,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from broker.errors import BadConfiguration
 from broker.settings import NatsSettings, RunSettings, Settings, TelemetrySettings
@@ -124,11 +124,42 @@ def check(tree: dict[str, object], origin: str) -> Configuration:
     try:
         return Configuration.model_validate(tree)
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(str(part) for part in e['loc']) or '(whole)'}: {e['msg']} (got {e['input']!r:.80})"
-            for e in error.errors(include_url=False)
-        ]
-        raise BadConfiguration(f"{origin}:\n" + "\n".join(lines)) from error
+        found = error.errors(include_url=False)
+        # A list with a bad item is reported once more, as too short.
+        inner = [e for e in found if not any(_is_inside(other["loc"], e["loc"]) for other in found)]
+        lines = [_problem(e["loc"], e["type"], e["msg"], e["input"]) for e in inner]
+        raise BadConfiguration(f"{origin}: " + "\n  ".join(lines)) from error
+
+
+Location = tuple[int | str, ...]
+
+
+def _is_inside(inner: Location, outer: Location) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def _problem(location: Location, kind: str, message: str, value: object) -> str:
+    """One line: key, what was expected, value."""
+    if kind == "extra_forbidden":
+        message = f"no such key; expected some of {', '.join(_keys_beside(location))}"
+    name = ".".join(map(str, location)) or "(whole)"
+    return f"{name}: {message} (got {value!r:.80})"
+
+
+def _keys_beside(location: Location) -> list[str]:
+    """The keys of the table that the last key of `location` was put into."""
+    table: type[BaseModel] = Configuration
+    for key in location[:-1]:
+        if isinstance(key, str):
+            table = _table_in(table.model_fields[key].annotation) or table
+    return list(table.model_fields)
+
+
+def _table_in(annotation: object) -> type[BaseModel] | None:
+    """The settings class that an annotation is about, be it optional or one of several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((table for a in get_args(annotation) if (table := _table_in(a))), None)
 
 
 def refuse_impossible(configuration: Configuration) -> None:

@@ -28,6 +28,7 @@ from broker.topology import Log, kind_subjects
 from ops import roles, settings
 from ops.failures import first_of
 from ops.paths import RunPaths
+from ops.preflight import refuse_unknown_verifiers
 from ops.processes import limit_threads
 from ops.settings import Configuration
 
@@ -112,6 +113,8 @@ def check(configuration: Configuration, names: tuple[str, ...]) -> None:
         raise BadConfiguration(
             "nats.url: expected nats://host:port; only `sluice run` starts a server of its own"
         )
+    if "verifier" in names:
+        refuse_unknown_verifiers(configuration)
     settings.refuse_impossible(configuration)
 
 

@@ -145,6 +145,10 @@ class Bus(Protocol):
 
     async def list_objects(self, prefix: str) -> list[str]: ...
 
+    async def delete_unfinished_objects(self, age_s: float) -> int:
+        """Delete parts of objects whose storing was cut short at least so long ago; of how many."""
+        ...
+
     async def read_lease(self, role: str) -> tuple[bytes | None, int]:
         """(value, revision) of a role's lease, read from the leader; (None, 0) when there is none."""
         ...

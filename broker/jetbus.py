@@ -141,6 +141,9 @@ class JetStreamBus:
     async def list_objects(self, prefix: str) -> list[str]:
         return await self._objects.names(prefix)
 
+    async def delete_unfinished_objects(self, age_s: float) -> int:
+        return await self._objects.delete_unfinished(age_s)
+
     async def read_lease(self, role: str) -> tuple[bytes | None, int]:
         stream, question = leases_stream(self.run), {"last_by_subj": lease_subject(self.run, role)}
         found = await read_message(self._wire, Log.DEAD, stream, question)

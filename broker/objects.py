@@ -16,8 +16,10 @@ import orjson
 import structlog
 
 from broker.answers import ACK_TIMEOUT_S, send_one, until_answered
+from broker.bus import Stored
 from broker.errors import TooLong
 from broker.streams import bucket, object_stream
+from broker.telemetry import now_us
 from broker.topology import Log
 from broker.wire import Unanswered, Wire, api, read_message
 
@@ -43,8 +45,7 @@ class Objects:
 
     async def _meta(self, name: str) -> tuple[int, dict[str, Any] | None]:
         """(sequence, meta) of the newest meta message; (0, None) when there is none."""
-        question = {"last_by_subj": self._meta_subject(name)}
-        found = await read_message(self._wire, Log.DEAD, self._stream, question)
+        found = await self._newest(self._meta_subject(name))
         return (0, None) if found is None else (found.sequence, orjson.loads(found.data))
 
     async def exists(self, name: str) -> bool:
@@ -158,6 +159,27 @@ class Objects:
             if name.startswith(prefix) and await self.exists(name):
                 names.append(name)
         return sorted(names)
+
+    async def delete_unfinished(self, age_s: float) -> int:
+        """Delete chunks that no meta message names, the newest of them at least `age_s` old."""
+        # Chunks first: those of an object that is stored meanwhile are then named.
+        chunks = await self._subjects(f"$O.{self._bucket}.C.>")
+        metas = [
+            await self._newest(subject)
+            for subject in (await self._subjects(f"$O.{self._bucket}.M.>") if chunks else ())
+        ]
+        named = {self._chunk_subject(orjson.loads(m.data)["nuid"]) for m in metas if m is not None}
+        deleted = 0
+        for subject in chunks:
+            newest = await self._newest(subject) if subject not in named else None
+            if newest is not None and now_us() - newest.stored_at_us >= age_s * 1e6:
+                await self._purge(subject)
+                deleted += 1
+        return deleted
+
+    async def _newest(self, subject: str) -> Stored | None:
+        question = {"last_by_subj": subject}
+        return await read_message(self._wire, Log.DEAD, self._stream, question)
 
     async def _subjects(self, subjects_filter: str) -> list[str]:
         found: list[str] = []

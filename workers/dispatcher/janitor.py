@@ -16,6 +16,7 @@ from broker.errors import Replaced
 from broker.messages import LogPurged
 from broker.telemetry import now_us
 from broker.topology import H_REQUEST_SEQ, H_WRITER, Log, kind_subjects
+from workers.dispatcher.orphans import Orphans
 from workers.dispatcher.outbox import Outbox
 from workers.dispatcher.state import State
 
@@ -90,6 +91,7 @@ class Janitor:
         self._ends: dict[Log, _End] = {}
         self._announced_for: int | None = None
         """The checkpoint that the floor was last put on record for."""
+        self._orphans = Orphans(bus)
         self.ledger_is_tight = False
         """Whoever still has to tell that it has read LEDGER needs the rest of it."""
 
@@ -106,8 +108,10 @@ class Janitor:
         the last one. It follows each checkpoint, whether there was need of space or not.
         """
         states = {of: await self._bus.state(of) for of in READERS}
-        self.ledger_is_tight = _over(states[Log.LEDGER], TIGHT_FRACTION)
+        tight = [of for of in READERS if _over(states[of], TIGHT_FRACTION)]
+        self.ledger_is_tight = Log.LEDGER in tight
         has_room = await self._bus.has_room()
+        await self._orphans.sweep_now_and_then(tight=bool(tight) or not has_room)
         over = [of for of in READERS if not has_room or _over(states[of], self._keep_fraction)]
         if has_room and (over or self._state.checkpoint_sequence != self._announced_for):
             await self._announce(bounds(self._state).floor)

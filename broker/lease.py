@@ -101,6 +101,7 @@ class Lease:
         self._me = this_process(role)
         self._revision = 0
         self._lost = False
+        self._holder = ""
 
     async def acquire(self, health: Health, stop: asyncio.Event) -> bool:
         """Stand by until the lease is ours; False when asked to stop before."""
@@ -117,8 +118,16 @@ class Lease:
                 expired = now - unrenewed_since >= self._timing.lease_s
                 if (expired or self._is_free(value)) and await self._take(revision):
                     return True
+                if holder := self._news_of(value):
+                    log.info("stands_by", lease=self._role, holder=holder)
                 await self._pause(stop)
         return False
+
+    def _news_of(self, value: bytes | None) -> str:
+        """Who holds the lease, when it is somebody else than at the last look."""
+        holder = Holder.decode(value) if value else None
+        known, self._holder = self._holder, holder.writer_id if holder else ""
+        return self._holder if self._holder != known else ""
 
     def _is_free(self, value: bytes | None) -> bool:
         if not value:  # never held, or RELEASED

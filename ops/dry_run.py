@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from broker.errors import BadConfiguration
-from ops import roles, settings
+from ops import roles
 from ops.paths import RunPaths
+from ops.preflight import refuse_unusable
 from ops.settings import Configuration
 
 SHOWN = 2
@@ -83,7 +84,7 @@ def show(configuration: Configuration, out: TextIO) -> int:
     from workers.dispatcher import sources as task_sources
     from workers.dispatcher.rendering import Renderer
 
-    settings.refuse_impossible(configuration)
+    refuse_unusable(configuration)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(configuration, RunPaths(Path(scratch) / "run"))
         renderer = Renderer(folder, configuration.prompt)

@@ -1,11 +1,17 @@
 """What only a look into data and methods can tell: refused before anything is written or started."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from broker.errors import BadConfiguration, SluiceError
+from broker.messages import Json, Sample
 from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
+
+TARGETS_TRIED = 20
+"""Of each source: a verifier that cannot read these can read none, and no answer would be graded."""
 
 
 def refuse_unusable(configuration: Configuration) -> None:
@@ -20,7 +26,11 @@ def refuse_unusable(configuration: Configuration) -> None:
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
-        sources.load(c.source, Renderer(folder, c.prompt), seed=c.run.seed)
+        for source in sources.load(c.source, Renderer(folder, c.prompt), seed=c.run.seed):
+            some = range(min(TARGETS_TRIED, len(source.train.items)))
+            refuse_unreadable_targets(
+                source.settings.verifier, [source.sample(position)[0] for position in some]
+            )
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:
@@ -29,3 +39,16 @@ def refuse_unknown_verifiers(configuration: Configuration) -> None:
 
     for source in configuration.source:
         registry.build(source.verifier)
+
+
+def refuse_unreadable_targets(verifier: Json, samples: Sequence[Sample]) -> None:
+    from workers.verifiers import registry
+
+    grader = registry.build(verifier)
+    for sample in samples:
+        try:
+            grader.check(sample.target, sample.options)
+        except SluiceError as error:
+            raise BadConfiguration(
+                f"source.{sample.domain}.verifier {verifier['name']}: {sample.key}: {error}"
+            ) from error

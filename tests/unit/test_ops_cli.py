@@ -227,3 +227,42 @@ def test_a_run_goes_on_only_with_the_configuration_it_was_started_with(tmp_path:
     other = settings.load(path, ("run.seed=5", "learner.learning_rate=0.5"), {})
     with pytest.raises(BadConfiguration, match=r"changed: learner\.learning_rate, run\.seed"):
         worker.check_same_run(started, other)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("policy.advantage='grpoo'", "grpoo"),
+        ("source=[{domain='w', path='rows.jsonl', verifier={name='exactt'}}]", "exactt"),
+        ("source=[{domain='w', generator='additionn'}]", "additionn"),
+        ("prompt.max_tokens=1", "prompt"),
+        (
+            "source=[{domain='w', path='rows.jsonl', verifier={name='math'}, target_field='prompt'}]",
+            "target",
+        ),
+    ],
+)
+def test_what_a_role_would_refuse_is_refused_before_anything_starts(
+    tmp_path: Path, override: str, complaint: str, capsys: pytest.CaptureFixture[str]
+):
+    config = started_folder(tmp_path / "mine")
+
+    code = cli.main(["run", str(config), "--set", override, "--runs", str(tmp_path / "runs")])
+
+    assert code == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "runs" / ".services").exists()
+
+
+def test_a_malformed_row_is_named_by_line_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = started_folder(tmp_path / "mine")
+    rows = tmp_path / "mine" / "rows.jsonl"
+    rows.write_text(rows.read_text() + "{broken\n")
+
+    arguments = ["run", str(config), "--runs", str(tmp_path / "runs")]
+    assert cli.main(arguments) == 2
+    assert "rows.jsonl:11: " in capsys.readouterr().err
+    assert cli.main([*arguments, "--dry-run", "--set", "source=[{domain='w', path='rows.jsonl', "
+                     "verifier={name='exact'}, skip_bad=true}]"]) == 0  # fmt: skip

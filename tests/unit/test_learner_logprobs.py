@@ -108,6 +108,5 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_gradients(tmp_path):
 
     exact, low = found[torch.float32], found[torch.bfloat16]
     assert not torch.equal(exact[0], low[0])
-    # bfloat16 keeps 8 bits: errors grow with the logits, which reach 30 here.
-    assert torch.allclose(exact[0], low[0], rtol=0.02, atol=0.2)
+    assert torch.allclose(exact[0], low[0], atol=0.2)
     assert torch.nn.functional.cosine_similarity(exact[1].flatten(), low[1].flatten(), dim=0) > 0.99

@@ -56,13 +56,15 @@ class LedgerView:
     async def follow(self) -> None:
         """Until cancelled."""
         cursor = await self._bus.cursor(Log.LEDGER, 0, self._subjects)
+        # The newest first: a long ledger is read in pieces, and nobody should fetch weights long deleted.
+        found = await self._ask()
         try:
             while True:
-                found = await cursor.read(256, POLL_S) or await self._ask()
                 for stored in found:
                     self.fold(stored)
                 async with self._changed:
                     self._changed.notify_all()
+                found = await cursor.read(256, POLL_S) or await self._ask()
         finally:
             await cursor.close()
 

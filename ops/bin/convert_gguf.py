@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, dequantize  # pyright: ignore[reportMissingImports] - ops/bin/smollm2 installs it
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

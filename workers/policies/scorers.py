@@ -64,7 +64,11 @@ class TokenProbability(Method):
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
         flat = np.concatenate([*batch.logprobs(), np.zeros(0, np.float32)])
-        return np.split(np.exp(np.minimum(flat, 0.0)), np.cumsum(batch.lengths_B)[:-1]) if len(batch) else []
+        return (
+            np.split(np.exp(np.minimum(flat, 0.0)), np.cumsum(batch.lengths_B)[:-1])
+            if len(batch)
+            else []
+        )
 
 
 @SCORERS.register("token_efficiency")

@@ -8,9 +8,9 @@ import structlog
 
 from broker.bus import Bus, Cursor, Stored
 from broker.errors import Poison, TooLong
-from broker.messages import GroupRequested
 from broker.telemetry import Health
 from broker.topology import Log, kind_subjects
+from workers.dispatcher.newest import newest_train_request
 from workers.dispatcher.state import State
 
 READ_LIMIT = 500
@@ -120,11 +120,9 @@ async def catch_up(bus: Bus, state: State, health: Health) -> Followers:
         await requests.close()
     # Sequences go on even when every message before has been purged.
     state.sequence = (await bus.state(Log.REQUESTS)).last
-    trained = await bus.last(Log.REQUESTS, kind_subjects(bus.run, GroupRequested.KIND, "train"))
-    if trained is not None:
-        request = trained.event()
-        assert isinstance(request, GroupRequested)  # the subject says so
-        state.apply_train_request(request)
+    newest = await newest_train_request(bus)
+    if newest is not None:
+        state.apply_train_request(newest)
     ledger = await _follower(
         bus, Log.LEDGER, lambda stored: _apply_ledger(state, stored), headers_only=False
     )

@@ -116,6 +116,12 @@ class Groups:
             if group.sequence <= up_to:
                 self.ended(group.group_id, RUN_ENDED)
 
+    def give_up(self, bundle: Bundle, why: str) -> None:
+        """A bundle that is due again cannot be asked for again."""
+        del self._retries[bundle.draw]
+        bundle.ends.append(why)
+        self._given_up[bundle.draw] = bundle
+
     def settle(self, floor: int) -> None:
         """Requests up to this request_seq have ended and been retried or reported, it is certain."""
         for draw, attempt in [at for at, bundle in self._open.items() if bundle.last <= floor]:

@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase
 
 from broker.bus import Bus
 from broker.errors import BadConfiguration
-from broker.messages import GroupRequested, RunStarted
+from broker.messages import RunStarted
 from broker.settings import RunSettings
 from broker.telemetry import now_us
 from broker.topology import Log, kind_subjects
+from workers.dispatcher.newest import newest_train_request
 from workers.dispatcher.outbox import Outbox
 from workers.dispatcher.sources import Source
 from workers.dispatcher.state import State
@@ -70,12 +71,10 @@ def refuse_other_configuration(before: RunStarted | None, config_json: str) -> N
 async def refuse_other_data(bus: Bus, sources: Mapping[str, Source]) -> None:
     """Positions in a dataset mean nothing in another version of it."""
     for domain, source in sources.items():
-        subjects = kind_subjects(bus.run, GroupRequested.KIND, "train").removesuffix(">")
-        stored = await bus.last(Log.REQUESTS, f"{subjects}{domain}.>")
-        event = stored.event() if stored is not None else None
-        if not isinstance(event, GroupRequested):
+        request = await newest_train_request(bus, domain)
+        if request is None:
             continue
-        was = f"{event.sample.dataset}:{event.sample.dataset_version}"
+        was = f"{request.sample.dataset}:{request.sample.dataset_version}"
         now = f"{source.train.dataset}:{source.train.version}"
         if was != now:
             raise BadConfiguration(

@@ -1,7 +1,7 @@
 """Requests training groups as pacing allows: retries before new draws, or whole cohorts."""
 
 from broker.bus import Bus
-from broker.errors import Replaced
+from broker.errors import Poison, Replaced
 from broker.messages import GroupRequested, Incident, MixtureUpdated
 from broker.settings import RunSettings
 from broker.telemetry import now_us
@@ -89,11 +89,18 @@ class Training:
 
     async def _next(self, place: Place, retries: list[Bundle]) -> list[GroupRequested]:
         """One bundle's requests: the oldest retry, or else the next draw; empty when exhausted."""
-        if not retries:
-            drawn = self._builder.draw(place, at_us=now_us())
-            return [drawn] if drawn is not None else []
+        while retries:
+            try:
+                return await self._again(place, retries[0])
+            except Poison as error:
+                self._state.groups.give_up(retries.pop(0), f"its request cannot be read: {error}")
+        drawn = self._builder.draw(place, at_us=now_us())
+        return [drawn] if drawn is not None else []
+
+    async def _again(self, place: Place, bundle: Bundle) -> list[GroupRequested]:
+        """Requests for the samples of a bundle that is to be retried. Poison when one is unreadable."""
         requests: list[GroupRequested] = []
-        for group in sorted(retries[0].groups.values(), key=lambda group: group.request_seq):
+        for group in sorted(bundle.groups.values(), key=lambda group: group.request_seq):
             original = await self._original(group.sequence)
             requests.append(self._builder.retry(original, place, at_us=now_us()))
             place = Place(

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import structlog
 from pydantic import ValidationError
 
 from broker.bus import Bus, Stored
@@ -22,6 +23,8 @@ from workers.policies.ledger import LedgerView, read_to
 
 OBJECT_WAIT_S = 30.0
 PREFIX = "snapshots/policy-"
+
+log = structlog.get_logger()
 
 
 def snapshot_name(digest: str) -> str:
@@ -52,12 +55,18 @@ def recorded(annotated: list[Stored], view: LedgerView) -> Recorded:
     cuts: dict[int, int] = {}
     for stored in annotated:
         found = stored.headers
-        groups[found[H_GROUP]] = Record(
-            request_seq=int(found[H_REQUEST_SEQ]),
-            verified_seq=int(found[H_VERIFIED_SEQ]),
-            outcome=found[H_OUTCOME],
-            reason=found[H_REASON],
-        )
+        try:
+            record = Record(
+                request_seq=int(found[H_REQUEST_SEQ]),
+                verified_seq=int(found[H_VERIFIED_SEQ]),
+                outcome=found[H_OUTCOME],
+                reason=found[H_REASON],
+            )
+        except (KeyError, ValueError) as error:
+            # No policy of this program wrote it: it decides nothing.
+            log.warning("decision ignored", sequence=stored.sequence, reason=repr(error))
+            continue
+        groups[found[H_GROUP]] = record
         if H_WINDOW in found:
             cuts[int(found[H_WINDOW])] = int(found[H_CUT])
     if view.mixture is not None and view.mixture.update_no:

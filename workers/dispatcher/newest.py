@@ -1,0 +1,32 @@
+"""The newest request that can be read: what cannot was not written by a dispatcher of this program."""
+
+import structlog
+
+from broker.bus import Bus
+from broker.errors import Poison
+from broker.messages import GroupRequested
+from broker.topology import Log, kind_subjects
+
+log = structlog.get_logger()
+
+
+async def newest_train_request(bus: Bus, domain: str | None = None) -> GroupRequested | None:
+    """Of one domain, if given; None when there is none."""
+    subject = kind_subjects(bus.run, GroupRequested.KIND, "train").removesuffix(">")
+    subject += f"{domain}." if domain else ""
+    stored = await bus.last(Log.REQUESTS, f"{subject}>")
+    if stored is None:
+        return None
+    first = (await bus.state(Log.REQUESTS)).first
+    for sequence in range(stored.sequence, first - 1, -1):
+        found = await bus.get(Log.REQUESTS, sequence)
+        if found is None or not found.subject.startswith(subject):
+            continue
+        try:
+            event = found.event()
+        except Poison as error:
+            log.warning("request ignored", sequence=sequence, reason=str(error))
+            continue
+        if isinstance(event, GroupRequested):
+            return event
+    return None

@@ -145,11 +145,18 @@ class Cluster:
             "SLUICE_RUNS": str(self.directory / "runs"),
         }
 
-    def start(self, *roles: str, dying: str | None = None, resume: bool = False) -> None:
+    def start(
+        self,
+        *roles: str,
+        dying: str | None = None,
+        resume: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a process per role ("learner", "rollout#2", "policy,verifier"), all at once.
 
         dying: the point at which it kills itself, see `dying_worker`.
         """
+        variables = {**self.environment, "SLUICE_PARENT": str(os.getpid()), **(environment or {})}
         worker = ["-m", "ops.cli", "worker"] if dying is None else [str(DYING_WORKER), dying]
         for role in roles:
             names = ",".join(name.split("#")[0] for name in role.split(","))
@@ -159,7 +166,7 @@ class Cluster:
                     cwd=self.directory,
                     stdout=log,
                     stderr=log,
-                    env=self.environment | {"SLUICE_PARENT": str(os.getpid())},
+                    env=variables,
                 )
 
     def terminate(self, role: str) -> float:
@@ -202,7 +209,11 @@ class Cluster:
         return [one for one in found if isinstance(one, dict)]
 
     def sluice(
-        self, *arguments: str, limit_s: float = 60.0, code: int | None = 0
+        self,
+        *arguments: str,
+        limit_s: float = 60.0,
+        code: int | None = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end; `code` is what it must exit with."""
         done = subprocess.run(
@@ -211,7 +222,7 @@ class Cluster:
             capture_output=True,
             text=True,
             timeout=limit_s,
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
         )
         assert code is None or done.returncode == code, f"{arguments}: {done}"
         return done

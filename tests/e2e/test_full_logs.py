@@ -14,6 +14,7 @@ from broker.bus import Bus
 from broker.jetstream import connect
 from broker.settings import NatsSettings
 from broker.topology import Log
+from store.audit import verify
 from tests.e2e.cluster import Cluster
 
 QUOTA = 1 << 20
@@ -48,6 +49,8 @@ def test_a_run_larger_than_its_logs_waits_for_its_recorder_and_outlives_a_purge(
 
     assert run.status() == "finished"
     assert run.proofs() == {}
+    ninth = run.with_bus(lambda bus: verify(run.postgres_url, run.run, bus))[-1]
+    assert all(f"from {state.first}" in ninth.detail for state in look(run)[1].values())
     assert "early checkpoint" in {one["event"] for one in run.events("learner")}
     assert "purged" in {one["event"] for one in run.events("dispatcher,verifier,policy")}
     groups = run.query("select count(*) as n, max(request_seq) as last from prompt_group")[0]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tests.e2e.cluster import ROLES, Cluster
 
-STEPS = 250
+STEPS = 120
 
 
 def test_roles_leave_on_sigterm_and_their_successors_go_on(start_run: Callable[..., Cluster]):

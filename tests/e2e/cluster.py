@@ -183,6 +183,7 @@ class Cluster:
                 f"{role} was still there {LEAVE_LIMIT_S} s after SIGTERM:\n{self.log(role)}"
             ) from None
         assert code == 0, f"{role} left with {code}:\n{self.log(role)}"
+        assert "worker_cut_off" not in self.log(role), f"{role} did not leave by itself"
         return time.monotonic() - started
 
     def wait_exit(self, role: str, *, limit_s: float) -> int:

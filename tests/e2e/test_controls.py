@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,9 +30,9 @@ UNDECIDED = """
 domain = "undecided"
 path = "train.jsonl"
 eval_path = "held_out.jsonl"
-eval_items = 96
+eval_items = 80
 """
-LETTERS = "abcdefghijklmnop"
+LETTERS = string.ascii_lowercase
 
 
 def test_a_constant_reward_leaves_the_model_as_it_was(start_run: Callable[..., Cluster]):
@@ -64,17 +65,15 @@ def test_a_constant_reward_leaves_the_model_as_it_was(start_run: Callable[..., C
 
 
 def write_undecided_task(folder: Path) -> None:
-    """Copy two letters. The worked solutions copy them the wrong way round seven times in ten.
+    """Copy two letters. The worked solutions copy them the wrong way round eight times in ten.
 
     So the model starts undecided between two answers, the wrong one ahead, and what it then comes to
-    prefer is what its reward prefers.
+    prefer is what its reward prefers. Letters that are held out together are so in both orders.
     """
-    words = ["".join(pair) for pair in itertools.product(LETTERS, repeat=2) if pair[0] != pair[1]]
-    held_out = words[::2][:96]
-    training = [word for word in words if word not in held_out]
-    solutions = [
-        (word, word if copy < 3 else word[::-1]) for word in training for copy in range(10)
-    ]
+    pairs = [first + second for first, second in itertools.combinations(LETTERS, 2)]
+    held_out = [word for pair in pairs[::8] for word in (pair, pair[::-1])]
+    words = [word for pair in pairs for word in (pair, pair[::-1]) if word not in held_out]
+    solutions = [(word, word if copy < 2 else word[::-1]) for word in words for copy in range(10)]
     train = [{"prompt": f"{w}>", "target": w, "solution": s} for w, s in solutions]
     measured = [{"prompt": f"{w}>", "target": w} for w in held_out]
     for name, rows in (("train", train), ("held_out", measured)):
@@ -88,13 +87,13 @@ def test_only_a_reward_that_knows_the_answer_raises_held_out_accuracy(
         run = start_run(
             name,
             sources=UNDECIDED,
-            steps=80,
+            steps=40,
             groups_per_step=8,
             group_size=8,
             hidden=64,
             warmup=200,
-            learning_rate=6e-4,
-            checkpoint_every=80,
+            learning_rate=7e-4,
+            checkpoint_every=40,
             # Comes out the same on every run.
             run_extra="deterministic = true\nmax_staleness = 0\nno_progress_steps = 100",
             extra=f"[policy]\nadmit = []\n{policy}",
@@ -115,6 +114,6 @@ def test_only_a_reward_that_knows_the_answer_raises_held_out_accuracy(
         gains.append(last - first)
 
     true, random = gains
-    # Found: +0.32 and -0.31, the same on every run of one machine.
-    assert true > 0.2
-    assert random < 0.1
+    # Found: +0.59 and +0.03, the same on every run of one machine.
+    assert true > 0.4
+    assert random < 0.15

@@ -1,0 +1,1 @@
+"""Benchmarks: each file of this folder is one, named like the file, with `measure() -> list[Result]`."""

@@ -13,6 +13,7 @@ from store import proofs
 from store.database import Connection, reading
 from store.effects import STATE_COLUMNS
 from store.log_proof import agreement
+from store.missing import gaps_of
 from store.plain import plain
 
 EXAMPLES = 5
@@ -91,11 +92,20 @@ def _from_store(url: str, run_id: str, limit_s: float) -> tuple[RunFacts, list[P
     with reading(url, limit_s=limit_s) as connection:
         run = facts(connection, run_id)
         parameters = {"run": run_id, "live": run.live, "limit": run.max_staleness}
-        seen = _seen(connection, run)
-        return run, [_prove(connection, name, parameters, seen) for name in QUERIES]
+        seen, gone = _seen(connection, run), _purged_unread(connection, run_id)
+        return run, [_prove(connection, name, parameters, seen, gone) for name in QUERIES]
 
 
-def _prove(connection: Connection, name: str, parameters: Parameters, seen: str) -> Proof:
+def _purged_unread(connection: Connection, run_id: str) -> str:
+    """What every claim is to be read with: nothing is claimed of what was never recorded."""
+    gaps = [str(gap) for gap in gaps_of(connection, run_id)]
+    more = f" and {len(gaps) - EXAMPLES} more" if len(gaps) > EXAMPLES else ""
+    return f"; purged before recorded: {', '.join(gaps[:EXAMPLES])}{more}" if gaps else ""
+
+
+def _prove(
+    connection: Connection, name: str, parameters: Parameters, seen: str, gone: str
+) -> Proof:
     query = (
         f"SELECT *, count(*) OVER () AS against FROM ({QUERIES[name]}) AS found LIMIT {EXAMPLES}"
     )
@@ -105,7 +115,7 @@ def _prove(connection: Connection, name: str, parameters: Parameters, seen: str)
     examples = [
         {key: plain(value) for key, value in row.items() if key != "against"} for row in rows
     ]
-    detail = f"{against} against it" if rows else seen
+    detail = (f"{against} against it" if rows else seen) + gone
     return Proof(name, CLAIMS[name], not rows, detail, examples)
 
 

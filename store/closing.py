@@ -40,7 +40,10 @@ DROP_OPEN = """
         verified_seq = CASE WHEN verified_seq <= %(verified)s THEN verified_seq END,
         annotated_seq = CASE WHEN annotated_seq <= %(annotated)s THEN annotated_seq END
     WHERE run_id = %(run)s AND request_seq <= %(requests)s AND (
-        terminal_at IS NULL
+        -- How a group ended that may have been purged unread is not known.
+        (terminal_at IS NULL AND request_seq > (
+            SELECT coalesce(max(floor), 0) FROM recorder_gap WHERE run_id = %(run)s
+        ))
         OR (ends = ANY(%(policy_ends)s) AND purpose = 'train' AND annotated_seq > %(annotated)s)
         OR (ends = ANY(%(verifier_ends)s) AND purpose <> 'train' AND verified_seq > %(verified)s)
     )

@@ -11,6 +11,7 @@ from broker.errors import Poison
 from broker.messages import GroupKey, ReaderAdvanced, RunEnded, RunStarted
 from broker.topology import Log
 from store.closing import Ending, ending
+from store.gaps import Gap
 from store.row import Row
 from store.rows import rows_of
 
@@ -32,13 +33,19 @@ UNREAD: Mapping[Log, Mapping[str, object]] = {
 
 @dataclass
 class Batch:
-    """Messages that will be written together."""
+    """Messages of one run that will be written together."""
 
+    run_id: str
+    sequences: dict[Log, int]
+    """Last sequence read of each log, at first of what was written before."""
+    late: Sequence[Ending]
+    """Ends of the run that are known."""
+    moved: set[Log] = field(default_factory=set)
+    """Logs that the batch takes further."""
+    gaps: list[Gap] = field(default_factory=list)
     messages: list[tuple[Stored, list[Row]]] = field(default_factory=list)
     undecodable: list[tuple[Stored, str]] = field(default_factory=list)
     """With the reason."""
-    sequences: dict[Log, int] = field(default_factory=dict)
-    """Last sequence read of each log in the batch."""
     news: dict[Log, int] = field(default_factory=dict)
     """Last sequence that is worth telling others of: not their own telling."""
     endings: list[Ending] = field(default_factory=list)
@@ -46,19 +53,23 @@ class Batch:
     """LEDGER sequence of the newest RunStarted in the batch; 0: none."""
     row_count: int = 0
 
-    def add(self, run_id: str, stored: Stored, late: Sequence[Ending]) -> None:
+    def add(self, stored: Stored) -> None:
         """Decode one message; output for a group that an earlier end of the run closed is passed over."""
+        before = self.sequences.get(stored.log, 0)
+        if stored.sequence > before + 1:  # a log has no holes but where it was purged
+            self.gaps.append(Gap(stored.log, before + 1, stored.sequence - 1))
         self.sequences[stored.log] = stored.sequence
+        self.moved.add(stored.log)
         try:
             event = decode(stored.data, unread=UNREAD.get(stored.log))
             if not isinstance(event, ReaderAdvanced):
                 self.news[stored.log] = stored.sequence
             group = getattr(event, "group", None)
             if isinstance(group, GroupKey) and any(
-                end.is_late(stored.log, stored.sequence, group.request_seq) for end in late
+                end.is_late(stored.log, stored.sequence, group.request_seq) for end in self.late
             ):
                 return
-            rows = rows_of(run_id, stored.sequence, event)
+            rows = rows_of(self.run_id, stored.sequence, event)
         except Poison as error:
             self.undecodable.append((stored, str(error)))
             return
@@ -87,15 +98,13 @@ async def follow(bus: Bus, log: Log, after: int, chunks: asyncio.Queue[Chunk]) -
 
 async def collect(
     chunks: asyncio.Queue[Chunk],
-    run_id: str,
-    late: Sequence[Ending],
+    batch: Batch,
     *,
     rows: int,
     first_wait_s: float,
     flush_s: float,
 ) -> Batch:
-    """Up to about `rows` rows, waiting `flush_s` after the first message for more; empty if there is none."""
-    batch = Batch()
+    """Into `batch` up to about `rows` rows, waiting `flush_s` after the first message for more."""
     deadline = time.monotonic() + first_wait_s
     while batch.row_count < rows:
         try:
@@ -103,9 +112,9 @@ async def collect(
                 found = await chunks.get()
         except TimeoutError:
             break
-        if not batch.sequences:
+        if not batch.moved:
             deadline = time.monotonic() + flush_s
         for stored in found:
-            batch.add(run_id, stored, late)
+            batch.add(stored)
             await asyncio.sleep(0)  # decoding large groups must not hold up the heartbeat
     return batch

@@ -46,6 +46,16 @@ recorder_cursor = Table(
 )  # fmt: skip
 """Where the recorder stands; written in the transaction of the rows."""
 
+recorder_gap = Table(
+    "recorder_gap", metadata,
+    txt("run_id", key=True), txt("log", key=True), big("first_seq", key=True), big("last_seq"),
+    big("floor"), when("noticed_at"),
+)  # fmt: skip
+"""Sequences of a log that were purged before they were recorded: rows of this run are missing.
+
+floor: requests up to it had ended, and theirs are the messages that may be missing.
+"""
+
 dataset = Table(
     "dataset", metadata,
     txt("dataset", key=True), txt("dataset_version", key=True), big("rows", null=True),

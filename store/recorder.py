@@ -5,25 +5,19 @@ Postgres may be away: the recorder waits, visibly, and catches up; the run goes 
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 
 import structlog
 
 from broker.bus import Bus, Stored
 from broker.errors import SluiceError
-from broker.messages import ReaderAdvanced, RunStarted
+from broker.messages import Incident, ReaderAdvanced, RunStarted
 from broker.telemetry import Health, dead_letters_total, messages_total, now_us, writer_id
 from broker.topology import Log, kind_subjects
-from store import closing, writer
 from store.database import Connection, transaction
-from store.intake import CHUNKS_WAITING, LOGS, Batch, Chunk, collect, follow
+from store.intake import CHUNKS_WAITING, Batch, Chunk, collect, follow
 from store.projection import Projection, Stopped
-from store.row import Row
+from store.recording import Recording
 from store.settings import StoreSettings
-from store.writer import BadRow, Position
 
 log = structlog.get_logger()
 
@@ -66,7 +60,7 @@ async def _beat(health: Health) -> None:
 
 
 class Recorder:
-    """The positions of one run's recorder, and how a batch moves them."""
+    """Follows the logs of one run into its record, and tells how far it is."""
 
     def __init__(
         self,
@@ -82,8 +76,7 @@ class Recorder:
         self._health = health
         self._stop = stop
         self._writer_id = writer_id(ROLE)
-        self._positions: dict[str, Position] = {}
-        self._endings: list[closing.Ending] = []
+        self._record = Recording(bus, projection, self._bury)
         self._started_at = 0
         self._news: dict[Log, int] = {}
         self._advanced: dict[Log, int] = {}
@@ -91,21 +84,22 @@ class Recorder:
     async def record(self, group: asyncio.TaskGroup, helpers: list[asyncio.Task[None]]) -> None:
         chunks: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_WAITING)
         try:
-            await self._load()
-            for of in LOGS:
-                after = self._position(of).sequence
+            await self._record.load()
+            run_id = self._bus.run
+            self._started_at = await self._projection.do(lambda c: _started_at(c, run_id))
+            await self._tell_gaps()
+            for of, after in self._record.sequences().items():
                 helpers.append(group.create_task(follow(self._bus, of, after, chunks)))
             helpers.append(group.create_task(self._advance_now_and_then()))
             while not await self._finished() and not self._stop.is_set():
                 batch = await collect(
                     chunks,
-                    self._bus.run,
-                    self._endings,
+                    Batch(self._bus.run, self._record.sequences(), self._record.endings),
                     rows=self._settings.batch_rows,
                     first_wait_s=self._settings.flush_s,
                     flush_s=self._settings.flush_s,
                 )
-                if batch.sequences:
+                if batch.moved:
                     await self._store(batch)
         except Stopped:
             return
@@ -115,72 +109,39 @@ class Recorder:
         except TimeoutError:  # the next start tells it
             log.warning("could not tell how far the logs are recorded", limit_s=LAST_ADVANCE_S)
 
-    async def _load(self) -> None:
-        run_id = self._bus.run
-        self._positions = await self._projection.do(lambda c: writer.positions(c, run_id))
-        self._endings = await self._projection.do(lambda c: closing.endings(c, run_id))
-        self._started_at = await self._projection.do(lambda c: _started_at(c, run_id))
-
-    def _position(self, of: Log) -> Position:
-        return self._positions.get(of, Position())
-
     async def _store(self, batch: Batch) -> None:
-        await self._bury(batch.undecodable)
-        dead = Counter(stored.log for stored, _ in batch.undecodable)
-        rows = [row for _, found in batch.messages for row in found]
-        try:
-            await self._write(rows, batch.sequences, dead)
-        except BadRow as error:
-            log.warning("a row was refused", reason=str(error))
-            rows, refused = await self._without_refused(batch)
-            await self._bury(refused)
-            dead.update(stored.log for stored, _ in refused)
-            await self._write(rows, batch.sequences, dead)
-        self._endings += batch.endings
+        await self._record.store(batch)
         self._news |= batch.news
         self._started_at = max(self._started_at, batch.started_at)
         messages_total.labels(ROLE, "ok").inc(len(batch.messages))
-        self._health.note(recorded={of: at.sequence for of, at in self._positions.items()})
+        self._health.note(recorded=self._record.sequences())
+        await self._tell_gaps()
 
-    async def _write(
-        self, rows: Sequence[Row], sequences: Mapping[Log, int], dead: Mapping[Log, int]
-    ) -> None:
-        moved: dict[str, Position] = {
-            of: Position(sequence, self._position(of).dead_lettered + dead.get(of, 0))
-            for of, sequence in sequences.items()
-        }
-        now = datetime.now(UTC)
-        await self._projection.do(lambda c: writer.write(c, self._bus.run, rows, moved, now=now))
-        self._positions |= moved
+    async def _bury(self, stored: Stored, reason: str) -> None:
+        await self._bus.dead_letter(stored, reason)
+        dead_letters_total.labels(ROLE).inc()
 
-    async def _without_refused(self, batch: Batch) -> tuple[list[Row], list[tuple[Stored, str]]]:
-        """The rows that can be written, and the messages of the others with the reasons."""
-        origin = [(stored, row) for stored, rows in batch.messages for row in rows]
-        rows = [row for _, row in origin]
-        bad = await self._projection.do(lambda c: writer.find_bad(c, rows))
-        reasons: dict[tuple[Log, int], tuple[Stored, str]] = {}
-        for index, reason in bad.items():
-            stored = origin[index][0]
-            reasons.setdefault((stored.log, stored.sequence), (stored, reason))
-        return [row for index, row in enumerate(rows) if index not in bad], list(reasons.values())
-
-    async def _bury(self, refused: Sequence[tuple[Stored, str]]) -> None:
-        """Copies to DEAD, before the cursor passes them."""
-        for stored, reason in refused:
-            log.warning("dead letter", log=stored.log, sequence=stored.sequence, reason=reason)
-            await self._bus.dead_letter(stored, reason)
-            dead_letters_total.labels(ROLE).inc()
+    async def _tell_gaps(self) -> None:
+        """What this store will never hold: its database is younger than the run, or lost something."""
+        gaps, self._record.gaps = self._record.gaps, []
+        for gap in gaps:
+            await self._bus.publish(
+                Incident(
+                    writer_id=self._writer_id,
+                    at_us=now_us(),
+                    kind="purged_unrecorded",
+                    role=ROLE,
+                    detail=f"{gap} purged before recorded",
+                )
+            )
 
     async def _finished(self) -> bool:
         """Closes what can be closed; true when the run's newest end is closed and none follows."""
-        at = {of: position.sequence for of, position in self._positions.items()}
-        for index, end in enumerate(self._endings):
-            if not end.closed and end.reached(at):
-                await self._projection.do(lambda c, end=end: closing.close(c, self._bus.run, end))
-                self._endings[index] = replace(end, closed=True)
-        if not self._endings or not self._endings[-1].closed:
+        await self._record.close_what_ended()
+        endings = self._record.endings
+        if not endings or not endings[-1].closed:
             return False
-        newest = self._endings[-1].event_id
+        newest = endings[-1].event_id
         if newest < self._started_at:
             return False
         resumed = await self._bus.last(Log.LEDGER, kind_subjects(self._bus.run, RunStarted.KIND))
@@ -196,7 +157,7 @@ class Recorder:
         # What was written until now; telling of it is no news, or it would go on for ever.
         for of, news in sorted(self._news.items()):
             if news > self._advanced.get(of, 0):
-                sequence = self._position(of).sequence
+                sequence = self._record.position(of).sequence
                 self._advanced[of] = sequence
                 event = ReaderAdvanced(
                     writer_id=self._writer_id,

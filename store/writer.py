@@ -17,6 +17,7 @@ from broker.errors import SluiceError
 from store.database import Connection, transaction
 from store.effects import apply_effects
 from store.encode import COLUMNS, encode
+from store.gaps import Gap
 from store.merge import Tables, gather, upsert
 from store.row import Row
 
@@ -57,8 +58,13 @@ def write(
     moved: Mapping[str, Position],
     *,
     now: datetime,
+    gaps: Sequence[Gap] = (),
+    floor: int = 0,
 ) -> None:
-    """Commit rows and cursors together. BadRow: nothing was written; see `find_bad`."""
+    """Commit rows and cursors together. BadRow: nothing was written; see `find_bad`.
+
+    gaps: what was purged unread on the way; floor: the last request that the purged may belong to.
+    """
     tables = gather(rows)
     for attempt in range(1, CONTENTION_TRIES + 1):
         try:
@@ -66,6 +72,7 @@ def write(
                 put(connection, tables)
                 apply_effects(connection, run_id, tables)
                 _move(connection, run_id, moved, now)
+                _note(connection, run_id, gaps, floor, now)
             return
         except CONTENTION:
             if attempt == CONTENTION_TRIES:
@@ -143,6 +150,16 @@ def _move(
         "dead_lettered = greatest(c.dead_lettered, EXCLUDED.dead_lettered), "
         "updated_at = EXCLUDED.updated_at",
         [(run_id, log, at.sequence, at.dead_lettered, now) for log, at in sorted(moved.items())],
+    )
+
+
+def _note(
+    connection: Connection, run_id: str, gaps: Sequence[Gap], floor: int, now: datetime
+) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO recorder_gap (run_id, log, first_seq, last_seq, floor, noticed_at) "
+        "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [(run_id, gap.log, gap.first, gap.last, floor, now) for gap in gaps],
     )
 
 

@@ -1,13 +1,14 @@
 """What several commands share: their options, and how they reach a run's services."""
 
 import argparse
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker.jetbus import JetStreamBus
+    from broker.settings import NatsSettings
     from ops.paths import RunPaths
 
 Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -80,7 +81,6 @@ async def store_of(runs: Path, paths: "RunPaths | None" = None) -> AsyncIterator
 @asynccontextmanager
 async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]":
     """The run's logs, on the server it names or on the embedded one."""
-    from broker import jetstream
     from ops import settings
     from ops.paths import services_dir
     from ops.services import Services
@@ -89,13 +89,67 @@ async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]"
     services = Services(services_dir(runs), nats, "")
     try:
         url = await services.open_nats()
-        bus = await jetstream.connect(nats.model_copy(update={"url": url}), paths.run_id)
-        try:
+        async with _bus_on(nats.model_copy(update={"url": url}), paths.run_id) as bus:
             yield bus
-        finally:
-            await bus.close()
     finally:
         await services.close()
+
+
+async def buses_of(
+    runs: Path, names: Sequence[str]
+) -> "list[AbstractAsyncContextManager[JetStreamBus]]":
+    """To open the logs of the named runs, or of all that there are.
+
+    On the server that the environment names, or else of the runs folder.
+    """
+    import os
+
+    from broker import jetstream
+    from broker.errors import BadConfiguration
+    from ops.paths import find_run, run_ids
+
+    if not os.environ.get("SLUICE_NATS__URL"):
+        return [bus_of(runs, find_run(runs, name)) for name in names or run_ids(runs)]
+    nats = nats_settings()
+    there = await jetstream.list_runs(nats)
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise BadConfiguration(
+            f"run {', '.join(unknown)}: the broker holds no logs of it; "
+            f"known: {', '.join(there[-8:]) or 'none'}"
+        )
+    return [_bus_on(nats, run) for run in names or there]
+
+
+@asynccontextmanager
+async def _bus_on(nats: "NatsSettings", run: str) -> "AsyncIterator[JetStreamBus]":
+    from broker import jetstream
+
+    bus = await jetstream.connect(nats, run)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def nats_settings() -> "NatsSettings":
+    """What the environment says of the broker: SLUICE_NATS__URL and its like."""
+    import os
+
+    from pydantic import ValidationError
+
+    from broker.errors import BadConfiguration
+    from broker.settings import NatsSettings
+    from ops import settings
+
+    tree: dict[str, Any] = {"nats": {}}
+    for assignment in settings.from_environment(os.environ):
+        if assignment.startswith("nats."):
+            settings.set_path(tree, assignment)
+    try:
+        return NatsSettings.model_validate(tree["nats"])
+    except ValidationError as error:
+        raise BadConfiguration(f"SLUICE_NATS__...: {error}") from error
 
 
 def _named(paths: "RunPaths | None", table: str) -> str | None:

@@ -6,9 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ops.commands.common import add, add_runs, runs_folder, store_of, wait_for
+from ops.commands.common import add, add_runs, buses_of, runs_folder, store_of, wait_for
+
+if TYPE_CHECKING:
+    from store.rebuild import Rebuilt
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +24,20 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def register(commands: Any) -> None:
-    parser = add(commands, "db", "the store's schema: upgrade it, or check it", db)
-    parser.add_argument("verb", choices=("upgrade", "check"))
+    root = commands.add_parser(
+        "db", help="the store: upgrade or check its schema, rebuild its rows"
+    )
+    verbs = root.add_subparsers(metavar="VERB", required=True)
+    for verb, what in (("upgrade", "bring the schema up to date"), ("check", "check the schema")):
+        parser = add(verbs, verb, what, db)
+        parser.set_defaults(verb=verb)
+        add_store(parser)
+    parser = add(
+        verbs, "rebuild", "fill an empty database from the logs; exits 1 when they lack something",
+        rebuild,
+    )  # fmt: skip
+    parser.add_argument("run", nargs="*", metavar="RUN", help="which runs (default: all there are)")
+    parser.add_argument("--json", action="store_true", help="an array of objects, one a run")
     add_store(parser)
     parser = add(commands, "sql", "one query to the store", sql)
     parser.add_argument("query", metavar="QUERY", help="SQL; `-` reads it from standard input")
@@ -52,6 +67,52 @@ async def _db(asked: argparse.Namespace) -> int:
     for difference in differences:
         print(f"differs from the models: {difference}", file=sys.stderr)
     return 0 if state.relation == "current" and not differences else 1
+
+
+def rebuild(asked: argparse.Namespace) -> int:
+    _name_store(asked)
+    return wait_for(_rebuild(asked))
+
+
+async def _rebuild(asked: argparse.Namespace) -> int:
+    from broker.telemetry import Health
+    from store import schema
+    from store.rebuild import rebuild as fill
+    from store.settings import StoreSettings
+
+    folder = runs_folder(asked)
+    found = []
+    async with store_of(folder) as url:
+        await asyncio.to_thread(schema.upgrade, url)
+        for opening in await buses_of(folder, asked.run):
+            async with opening as bus:
+                done = await fill(bus, url, settings=StoreSettings(), health=Health("rebuild"))
+            found.append(done)
+            if not asked.json:
+                _tell_rebuilt(done)
+    if asked.json:
+        print(json.dumps([_rebuilt_tree(done) for done in found]))
+    elif not found:
+        print("no run to rebuild", file=sys.stderr)
+    return 1 if any(done.missing for done in found) else 0
+
+
+def _tell_rebuilt(done: "Rebuilt") -> None:
+    dead = f", {done.undecodable} of them unreadable" if done.undecodable else ""
+    what = "NOT COMPLETE: part of its logs was purged" if done.missing else "complete"
+    print(f"{done.run_id}: {done.messages} messages{dead}; {what}")
+    for line in done.missing.lines():
+        print(f"  {line}")
+
+
+def _rebuilt_tree(done: "Rebuilt") -> dict[str, Any]:
+    return {
+        "run_id": done.run_id,
+        "messages": done.messages,
+        "undecodable": done.undecodable,
+        "complete": not done.missing,
+        **done.missing.tree(),
+    }
 
 
 def sql(asked: argparse.Namespace) -> int:

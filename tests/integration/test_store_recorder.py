@@ -200,7 +200,7 @@ async def test_a_recorder_that_cannot_begin_says_so_within_its_limit(empty_postg
 
     with pytest.raises(Unreachable, match=r"127.0.0.1:1/none: no Postgres within 0.3 s"):
         await recorder.run(a_bus(), url=nowhere, settings=short, health=health, stop=stop)
-    with pytest.raises(TooLong, match="behind 0001"):
+    with pytest.raises(TooLong, match=r"behind \d{4}"):
         await recorder.run(
             a_bus(), url=empty_postgres_url, settings=short, health=health, stop=stop
         )

@@ -1,0 +1,49 @@
+"""`sluice db rebuild`: a lost database costs nothing while the logs are there."""
+
+import json
+
+import psycopg
+
+from store.models import TABLES
+from tests.e2e.cluster import Cluster
+
+POSITIONS = {"recorder_cursor"}
+"""How far a recorder has read: past what it told LEDGER itself, and when."""
+
+
+def everything(url: str) -> dict[str, list[tuple]]:
+    """All rows of all tables."""
+    with psycopg.connect(url) as connection:
+        return {
+            name: connection.execute(
+                f"SELECT * FROM {name} AS t ORDER BY t::text".encode()
+            ).fetchall()
+            for name in TABLES.keys() - POSITIONS
+        }
+
+
+def without_empty_counts(tables: dict[str, list[tuple]]) -> dict[str, list[tuple]]:
+    """A state that groups passed through counts 0 of them in the end, if anybody saw them in it."""
+    counts = [row for row in tables["group_count"] if row[-1] != 0]
+    return tables | {"group_count": counts}
+
+
+def test_an_empty_database_is_filled_as_it_was(finished_run: Cluster, postgres_url: str):
+    asked = ("db", "rebuild", finished_run.run, "--store", postgres_url)
+    before = without_empty_counts(everything(finished_run.postgres_url))
+
+    (told,) = json.loads(finished_run.sluice(*asked, "--json").stdout)
+
+    assert (told["run_id"], told["complete"]) == (finished_run.run, True)
+    assert told["messages"] > 100
+    assert without_empty_counts(everything(postgres_url)) == before
+    assert before["generation"]
+    refused = finished_run.sluice(*asked, code=2)
+    assert "already holds rows of it" in refused.stderr
+
+
+def test_a_run_that_the_broker_does_not_hold_is_refused(finished_run: Cluster, postgres_url: str):
+    refused = finished_run.sluice("db", "rebuild", "nosuch", "--store", postgres_url, code=2)
+
+    assert "run nosuch: the broker holds no logs of it" in refused.stderr
+    assert finished_run.run in refused.stderr

@@ -92,10 +92,7 @@ async def _load_checkpoint(steps: Steps) -> bool:
             log.error("checkpoint unusable", step=event.step, error=str(error))
             await steps.pen.incident("checkpoint_unusable", str(error))
             continue
-        state = loaded.state
-        steps.step, steps.version, steps.cursor = state.step, state.version, state.cursor
-        steps.digest, steps.checkpointed = state.model_sha256, state.step
-        log.info("checkpoint loaded", step=state.step, version=state.version)
+        log.info("checkpoint loaded", step=loaded.state.step, version=loaded.state.version)
         return True
     return False
 
@@ -108,13 +105,20 @@ def _restore(steps: Steps, event: CheckpointWritten) -> Checkpoint:
             f"checkpoint {event.uri}: holds step {state.step}, version {state.version}; "
             f"announced as step {event.step}, version {event.version}, {event.digest}"
         )
-    there = steps.environment
+    put_in_force(steps, loaded)
+    return loaded
+
+
+def put_in_force(steps: Steps, loaded: Checkpoint) -> None:
+    """The state of a checkpoint becomes the learner's; called in the workshop."""
+    state, there = loaded.state, steps.environment
     if (state.config_sha256, state.threads, state.libraries) != (
         there.config_sha256, there.threads, there.libraries,
     ):  # fmt: skip
         log.warning("checkpoint comes from another environment: redone steps may differ")
     steps.trainer.restore(loaded.model, loaded.optimizer, state.rng)
-    return loaded
+    steps.step, steps.version, steps.cursor = state.step, state.version, state.cursor
+    steps.digest, steps.checkpointed = state.model_sha256, state.step
 
 
 async def _begin(steps: Steps, warm_up: Callable[[], None]) -> list[Mismatch]:

@@ -58,23 +58,10 @@ async def run(
     with Workshop(
         threads=settings.threads, deterministic=run.deterministic, health=health, stop=stop
     ) as workshop:
-        trainer = await workshop.do(
-            "model",
-            lambda: make_trainer(
-                model, model_dir, settings, seed=run.seed, interrupted=workshop.interrupted
-            ),
-        )
-        ledger = await read_ledger(bus)
-        steps = Steps(
-            bus,
-            trainer=trainer,
-            pen=Pen(bus, writer_id("learner"), ledger.sequences),
-            ledger=ledger,
-            workshop=workshop,
-            settings=settings,
-            environment=_environment(run, model, settings, warmup),
-            run_dir=run_dir,
-        )
+        steps = await prepare(
+            bus, workshop, run=run, model=model, model_dir=model_dir, settings=settings,
+            warmup=warmup, run_dir=run_dir,
+        )  # fmt: skip
 
         def begin() -> None:
             if warmup.steps:
@@ -84,12 +71,43 @@ async def run(
             await recover(steps, begin)
             watch = RunWatch(bus, health=health, stop=stop)
             follower = Follower(
-                steps, run=run, watch=watch, health=health, vocabulary=trainer.vocabulary
+                steps, run=run, watch=watch, health=health, vocabulary=steps.trainer.vocabulary
             )
             await follower.follow()
         except Interrupted:
             # Nothing to hand back: a planned step is redone, an unplanned one was never begun.
             log.info("stopped in the middle of a computation", step=steps.step)
+
+
+async def prepare(
+    bus: Bus,
+    workshop: Workshop,
+    *,
+    run: RunSettings,
+    model: ModelSettings,
+    model_dir: Path,
+    settings: LearnerSettings,
+    warmup: WarmupSettings,
+    run_dir: Path,
+) -> Steps:
+    """The model as it was before anything was trained, and what LEDGER tells."""
+    trainer = await workshop.do(
+        "model",
+        lambda: make_trainer(
+            model, model_dir, settings, seed=run.seed, interrupted=workshop.interrupted
+        ),
+    )
+    ledger = await read_ledger(bus)
+    return Steps(
+        bus,
+        trainer=trainer,
+        pen=Pen(bus, writer_id("learner"), ledger.sequences),
+        ledger=ledger,
+        workshop=workshop,
+        settings=settings,
+        environment=_environment(run, model, settings, warmup),
+        run_dir=run_dir,
+    )
 
 
 def make_trainer(

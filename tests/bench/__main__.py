@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 
+from broker.telemetry import configure_logging
 from tests import bench
 from tests.bench.result import Result
 
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     unknown = [name for name in asked.names if name not in benchmarks]
     if unknown:
         parser.error(f"{', '.join(unknown)}: expected some of {', '.join(benchmarks)}")
+    configure_logging("bench", "warning")
     results: list[Result] = []
     for name in asked.names or benchmarks:
         print(f"{name}: {benchmarks[name]}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from broker.memory_state import Bell, MemoryLog, MemoryReader, MemoryRun, Memory
 from broker.messages import Event
 from broker.packing import Packed, check_batch, dead_copy, pack, without_body
 from broker.telemetry import Health, events_total, publish_waits_total
-from broker.topology import Log, Reader
+from broker.topology import Log, Reader, is_unretained
 
 SPACE_CHECK_S = 0.05
 
@@ -222,7 +222,11 @@ class MemoryBus:
         found = self._state.logs[log]
         doomed = [sequence for sequence in found.messages if sequence <= up_to]
         if keep_last_per_subject:
-            kept = {sequences[-1] for sequences in found.by_subject.values() if sequences}
+            kept = {
+                sequences[-1]
+                for subject, sequences in found.by_subject.items()
+                if sequences and not is_unretained(subject)
+            }
             doomed = [sequence for sequence in doomed if sequence not in kept]
         for sequence in doomed:
             packed = found.remove(sequence)

@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 from broker.bus import Bus, Stored
 from broker.packing import objects_prefix
-from broker.topology import H_OBJECT, Log, stream_name
+from broker.topology import (
+    H_OBJECT,
+    UNRETAINED_KINDS,
+    Log,
+    is_unretained,
+    kind_subjects,
+    stream_name,
+)
 from broker.wire import Wire, api
 
 READ_WAIT_S = 5.0
@@ -22,6 +29,8 @@ async def purge(bus: Bus, wire: Wire, log: Log, up_to: int, *, keep_last_per_sub
     kept = await _newest(wire, stream, up_to) if keep_last_per_subject else {}
 
     def goes(stored: Stored) -> bool:
+        if keep_last_per_subject and is_unretained(stored.subject):
+            return stored.sequence <= up_to
         limit = kept.get(stored.subject, 0) if keep_last_per_subject else up_to + 1
         return stored.sequence < min(limit, up_to + 1)
 
@@ -29,6 +38,10 @@ async def purge(bus: Bus, wire: Wire, log: Log, up_to: int, *, keep_last_per_sub
     if not keep_last_per_subject:
         return (await api(wire, f"STREAM.PURGE.{stream}", {"seq": up_to + 1}))["purged"]
     purged = 0
+    if log is Log.LEDGER:
+        for kind in UNRETAINED_KINDS:
+            question = {"filter": kind_subjects(bus.run, kind), "seq": up_to + 1}
+            purged += (await api(wire, f"STREAM.PURGE.{stream}", question))["purged"]
     for subject, newest in kept.items():
         question = {"filter": subject, "seq": min(newest, up_to + 1)}
         purged += (await api(wire, f"STREAM.PURGE.{stream}", question))["purged"]
@@ -36,7 +49,7 @@ async def purge(bus: Bus, wire: Wire, log: Log, up_to: int, *, keep_last_per_sub
 
 
 async def _newest(wire: Wire, stream: str, up_to: int) -> dict[str, int]:
-    """Per subject with more than one message: the sequence of its newest."""
+    """Per subject with more than one message that keeps its newest: the sequence of that."""
     counts: dict[str, int] = {}
     while True:
         question = {"subjects_filter": ">", "offset": len(counts)}
@@ -47,7 +60,7 @@ async def _newest(wire: Wire, stream: str, up_to: int) -> dict[str, int]:
             break
     found = {}
     for subject, count in counts.items():
-        if count > 1:
+        if count > 1 and not is_unretained(subject):
             newest = await api(wire, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
             found[subject] = newest["message"]["seq"]
     return found

@@ -40,6 +40,9 @@ LOG_OF_KIND: dict[str, Log] = {
 }
 """Kinds not named here go to LEDGER."""
 
+UNRETAINED_KINDS = ("shadow_decided",)
+"""LEDGER kinds with a subject per group: nobody asks for the last of each, so a purge leaves none."""
+
 LEDGER_KINDS = (
     "shadow_decided", "run_started", "run_draining", "run_ended", "mixture_updated", "supervision_changed",
     "verdict_revised", "evaluation_finished", "incident", "step_planned", "step_committed",
@@ -100,6 +103,11 @@ def subject(run: str, event: Event) -> str:
 def kind_subjects(run: str, kind: str, purpose: str | None = None) -> str:
     """Filter for all events of a kind, of one purpose if given."""
     return f"sluice.{run}.{kind}.{purpose}.>" if purpose else f"sluice.{run}.{kind}.>"
+
+
+def is_unretained(subject: str) -> bool:
+    """Whether a purge that keeps the last message of each subject does not keep that of this one."""
+    return subject.split(".")[2] in UNRETAINED_KINDS
 
 
 # --- headers ----------------------------------------------------------------------------------

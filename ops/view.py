@@ -19,7 +19,7 @@ from broker.messages import (
     StepCommitted,
     StepPlanned,
 )
-from broker.topology import Log
+from broker.topology import Log, is_unretained
 
 RECENT_STEPS = 20
 """Rates and means shown live are over this many steps."""
@@ -65,6 +65,9 @@ class RunView:
 
     def apply_stored(self, stored: Stored) -> None:
         """What cannot be read is passed over: whoever needs it says so."""
+        if is_unretained(stored.subject):
+            self.position = stored.sequence
+            return
         with suppress(Poison):
             self.apply(stored.event(), stored.sequence)
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from broker.arrays import token_array
 from broker.bus import Bus
+from broker.messages import LogPurged, RunDraining, ShadowDecided
 from broker.telemetry import Health
 from broker.topology import Log
-from tests.builders import a_request
+from tests.builders import AT_US, WRITER, a_key, a_request
 from tests.contract.conftest import Place
 from tests.contract.logs import group_id, read_all
 
@@ -35,6 +36,25 @@ async def test_purging_can_keep_the_last_message_of_every_subject(bus: Bus):
 
     assert purged == 3
     assert [s.sequence for s in await read_all(bus, Log.REQUESTS, 3)] == [3, 4, 6]
+
+
+async def test_of_shadow_decisions_a_purge_keeps_none(bus: Bus):
+    events = [
+        ShadowDecided(
+            writer_id=WRITER, at_us=AT_US, group=a_key(group_id(n)), outcome="dropped",
+            reason="filtered:x", annotations=(), window=1, verified_seq=n, policy="p",
+            policy_version="1",
+        )
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    await bus.publish(LogPurged(writer_id=WRITER, at_us=AT_US, floor=0))
+    await bus.publish_batch(events)
+    await bus.publish(RunDraining(writer_id=WRITER, at_us=AT_US, reason="", open_groups=()))
+
+    purged = await bus.purge(Log.LEDGER, 3, keep_last_per_subject=True)
+
+    assert purged == 2
+    assert [s.sequence for s in await read_all(bus, Log.LEDGER, 3)] == [1, 4, 5]
 
 
 async def test_a_full_log_makes_the_publisher_wait_and_go_on_when_there_is_space(place: Place):

@@ -9,7 +9,7 @@ import structlog
 from broker.bus import Bus, Cursor, Stored
 from broker.errors import Poison, TooLong
 from broker.telemetry import Health
-from broker.topology import Log, kind_subjects
+from broker.topology import Log, is_unretained, kind_subjects
 from workers.dispatcher.newest import newest_train_request
 from workers.dispatcher.state import State
 
@@ -102,6 +102,8 @@ class Followers:
 
 
 def _apply_ledger(state: State, stored: Stored) -> None:
+    if is_unretained(stored.subject):
+        return  # what shadow policies say is nothing to the dispatcher, and there is much of it
     try:
         event = stored.event()
     except Poison as error:

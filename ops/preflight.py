@@ -18,11 +18,14 @@ def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever dispatcher, verifier or policy would refuse when they start."""
     from workers.dispatcher import sources
     from workers.dispatcher.rendering import Renderer
+    from workers.policies import shadows
     from workers.policies.program import Program
 
     c = configuration
     settings.refuse_impossible(c)
-    Program(c.policy)
+    measured = roles.MEASURED[c.rollout.engine]
+    Program(c.policy, measured)
+    shadows.build(c.policy, measured=measured)
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))

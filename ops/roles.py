@@ -26,6 +26,8 @@ ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
 SINGLE_WRITERS = {"dispatcher", "policy", "learner"}
 """Further processes of these stand by."""
 NEED_MODEL = {"dispatcher", "rollout", "learner"}
+MEASURED: dict[str, frozenset[str]] = {"torch": frozenset()}
+"""Signals that each engine can provide for the policy, beside the sampled tokens' log-probabilities."""
 LIBRARIES = ("sluice-rl", "torch", "transformers", "tokenizers", "numpy", "nats-py", "math-verify")
 
 
@@ -173,6 +175,7 @@ def _policy() -> Start:
             run=c.run,
             settings=c.policy,
             shares={source.domain: source.share / total for source in c.source},
+            measured=MEASURED[c.rollout.engine],
             health=post.health,
             stop=post.stop,
         )

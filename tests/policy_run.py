@@ -52,16 +52,52 @@ def a_drain(*open_groups: str) -> RunDraining:
     return RunDraining(writer_id=WRITER, at_us=AT_US, reason="done", open_groups=open_groups)
 
 
-async def work(bus: Bus, stop: asyncio.Event | None = None, **changes: object) -> None:
+async def work(
+    bus: Bus,
+    stop: asyncio.Event | None = None,
+    *,
+    settings: PolicySettings = SETTINGS,
+    **changes: object,
+) -> None:
     """The role, until it ends."""
     await worker.run(
         bus,
         run=run_settings(**changes),
-        settings=SETTINGS,
+        settings=settings,
         shares=SHARES,
         health=Health("policy"),
         stop=stop or asyncio.Event(),
     )
+
+
+class Died(Exception):
+    """SIGKILL, as far as a worker in a test is concerned."""
+
+
+class Mortal:
+    """A bus whose owner dies at its n-th publication, before or after it is stored."""
+
+    def __init__(self, bus: MemoryBus, lives: int, *, stored: bool) -> None:
+        self._bus, self._lives, self._stored = bus, lives, stored
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._bus, name)
+
+    async def _publish(self, publication: Callable[[], Awaitable[int]]) -> int:
+        self._lives -= 1
+        if self._lives < 0:
+            raise Died
+        if self._lives == 0:
+            if self._stored:
+                await publication()
+            raise Died
+        return await publication()
+
+    async def publish(self, event: Event, **expectations: int | None) -> int:
+        return await self._publish(lambda: self._bus.publish(event, **expectations))
+
+    async def publish_batch(self, events: Sequence[Event], **expectations: int | None) -> int:
+        return await self._publish(lambda: self._bus.publish_batch(events, **expectations))
 
 
 async def poll(done: Callable[[], Awaitable[bool]]) -> None:
@@ -73,11 +109,17 @@ async def either(done: Callable[[], Awaitable[bool]], task: asyncio.Task[None]) 
     return task.done() or await done()
 
 
-async def work_until(bus: Bus, done: Callable[[], Awaitable[bool]], **changes: object) -> None:
+async def work_until(
+    bus: Bus,
+    done: Callable[[], Awaitable[bool]],
+    *,
+    settings: PolicySettings = SETTINGS,
+    **changes: object,
+) -> None:
     """The role, until the logs hold what is expected; at most ten seconds."""
     stop = asyncio.Event()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(work(bus, stop, **changes))
+        task = tasks.create_task(work(bus, stop, settings=settings, **changes))
         await poll(lambda: either(done, task))
         stop.set()
 

@@ -120,6 +120,7 @@ def test_dbb_has_a_signal_where_all_answers_agree_and_remembers_the_prompt():
     assert rows[2][0].signals["dbb_p"] == pytest.approx(0.18)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 8), st.floats(0, 1), st.integers(0, 6))
 def test_dbb_never_divides_by_zero(solved, discount, visits):
     prior = (1.0, 1.0)
@@ -183,6 +184,26 @@ def test_the_audit_tells_a_rescaling_from_a_change_of_direction():
     assert forward_found["cosine"] < 0.99
 
 
+def test_a_correction_that_corrects_nothing_is_refused_as_its_own_control():
+    with pytest.raises(BadConfiguration, match=r"noise_control \(d_max 0\).*a rate above 0"):
+        Program(PolicySettings(advantage="pgbc"))
+
+
+@pytest.mark.parametrize("method", ["pgbc", "pgfc"])
+def test_the_audit_of_a_correction_is_recorded_with_every_answer(method):
+    program = Program(PolicySettings(advantage={"name": method, "rho0": 0.1, "rho1": 0.2}))
+
+    (rows,) = program.decide([program.judge(a_group(NOISY), {})]).annotations
+
+    control = [row.signals["noise_control"] for row in rows]
+    apart = [abs(row.advantage - c) for row, c in zip(rows, control, strict=True)]
+    assert control == pytest.approx([0.75, -0.5, -0.5, 0.75, -0.5])
+    for row in rows:
+        assert row.signals["audit_d_max"] == pytest.approx(max(apart))
+        assert row.signals["audit_d_mean"] == pytest.approx(sum(apart) / 5)
+    assert (rows[0].signals["audit_cosine"] > 0.999) == (method == "pgbc")
+
+
 def test_rates_of_a_domain_apply_to_its_groups_alone():
     batch = make_batch(
         groups := [a_group(NOISY, domain="math"), a_group(NOISY, domain="logic", number=2)],
@@ -244,6 +265,21 @@ def test_mixing_process_and_outcome_is_as_worked_out_in_c5(share, expected):
     object.__setattr__(group, "components", tuple({"process": p} for p in process))
 
     np.testing.assert_allclose(Process(share=share)(group, group.scores_G), expected)
+
+
+@pytest.mark.parametrize(("share", "flipped"), [(0.79, 0.0), (0.8, 1.0), (0.9, 1.0)])
+def test_from_the_share_of_c5_on_a_wrong_answer_that_can_outrank_a_right_one_is_flagged(
+    share, flipped
+):
+    group = a_group((1.0, 0.0, 0.0, 0.0))
+    process = ({"process": 0.5}, {"process": 0.75}, {"process": 0.25}, {})
+    object.__setattr__(group, "components", process)
+    program = Program(PolicySettings(reward=("verified", {"name": "process", "share": share})))
+
+    (rows,) = program.decide([program.judge(group, {})]).annotations
+
+    assert [row.signals["process_missing"] for row in rows] == [0, 0, 0, 1]
+    assert {row.signals["process_outranks"] for row in rows} == {flipped}
 
 
 def test_dynamic_sampling_is_not_fooled_by_a_shaped_reward():

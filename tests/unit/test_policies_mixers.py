@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration
 from broker.messages import MixtureCounters
+from tests.builders import a_key
 from workers.policies.mixers import History, Static, apportion, proportions
 from workers.policies.mixers_adaptive import (
     DumpUcb,
@@ -38,6 +39,7 @@ def test_ten_draws_over_three_equal_domains_are_four_three_three():
     assert list(apportion(np.full(3, 1 / 3), 10)) == [4, 3, 3]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8), st.integers(0, 500))
 def test_whole_draws_sum_up_and_miss_each_share_by_less_than_one(weights, total):
     shares_D = proportions(np.array(weights), "weights")
@@ -84,8 +86,8 @@ def counters(**requested: int) -> MixtureCounters:
 def test_requested_counts_are_those_of_the_newest_request_in_any_order_of_arrival():
     statistics = DomainStatistics(["a", "b"], window=5)
 
-    statistics.saw_request(3, counters(a=2, b=1))
-    statistics.saw_request(2, counters(a=1, b=1))
+    statistics.saw_request(a_key("g3", domain="b", request_seq=3), counters(a=2, b=1))
+    statistics.saw_request(a_key("g2", domain="a", request_seq=2), counters(a=1, b=1))
 
     assert statistics.state.request_seq == 3
     assert [d.requested for d in statistics.state.domains.values()] == [2, 1]
@@ -149,6 +151,20 @@ def test_dump_ucb_as_in_the_snapshot_follows_the_reward_as_a12_says():
     found = adapted(mixer, ((0.8,), (0.3,), (0.9,)), magnitudes=((0.0,),) * 3)
 
     np.testing.assert_allclose(found, [0.3688, 0.2237, 0.4076], atol=1e-4)
+
+
+def test_the_snapshots_mixers_count_answers_and_take_an_unseen_domain_for_unsolved():
+    statistics = DomainStatistics(["a", "b"], window=4)
+    for scores in ([1.0, 1.0, 1.0], [0.0, 0.0]):
+        statistics.saw_scores("a", np.array(scores))
+    statistics.close_window({}, {})
+    even_D = np.array([0.5, 0.5])
+    published = RewardGap(by="row", unseen="zero", floor=0.0, window=4)
+
+    found = published(statistics.history(even_D, even_D, 1))
+
+    # The newest four answers of "a" are half right; "b", never asked, counts 0.
+    np.testing.assert_allclose(found, softmax(np.array([0.0, 0.5]), 1.0))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +237,7 @@ def test_a_floor_that_leaves_nothing_is_refused():
         adapted(RewardGap(floor=0.4))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1), max_size=4), min_size=1, max_size=6),
     st.sampled_from([RewardGap(temperature=0.01), DumpUcb(temperature=0.01), Tscl()]),

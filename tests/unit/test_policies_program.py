@@ -76,9 +76,32 @@ def test_the_version_changes_with_an_option_and_with_the_text_of_ones_own_file(t
 
 def test_a_method_whose_signal_nobody_provides_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
+    settings = PolicySettings(admit=(f"{tmp_path}/mine.py:Telepathic",))
 
-    with pytest.raises(BadConfiguration, match="hidden_states, which nobody provides"):
-        a_program(admit=[f"{tmp_path}/mine.py:Telepathic"])
+    with pytest.raises(
+        BadConfiguration,
+        match="'Telepathic' needs hidden_states, which nobody provides; provided are answer, length",
+    ):
+        Program(settings)
+
+    assert Program(settings, frozenset({"hidden_states"})).needs == {"hidden_states"}
+
+
+def test_a_control_needs_the_signals_of_its_selector(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE + SCORER)
+    selector = {"scorer": f"{tmp_path}/mine.py:Norm", "actuator": "top_fraction"}
+
+    with pytest.raises(BadConfiguration, match="needs hidden_states, which nobody provides"):
+        a_program(weight={"name": "matched_random", "of": selector})
+
+
+SCORER = """
+class Norm:
+    grain = "response"
+    needs = frozenset({"hidden_states"})
+    def __call__(self, batch, advantages_B):
+        return batch.rewards_B
+"""
 
 
 def test_a_group_without_two_usable_rows_is_dropped_with_the_reason():

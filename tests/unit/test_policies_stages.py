@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.policy_builders import a_batch, a_group
@@ -53,6 +53,7 @@ def test_dr_grpo_centres_without_dividing():
     np.testing.assert_allclose(advantages_B, [0.8, -0.2, -0.2, -0.2, -0.2])
 
 
+@settings(deadline=None)
 @given(
     st.floats(-1e6, 1e6), st.integers(1, 16), st.sampled_from(["unbiased", "population", "none"])
 )
@@ -60,6 +61,7 @@ def test_equal_rewards_and_single_answers_have_exactly_no_advantage(reward, size
     assert (grpo(np.full(size, reward), std=std) == 0.0).all()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=6), max_size=5),
     st.randoms(use_true_random=False),

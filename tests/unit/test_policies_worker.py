@@ -1,14 +1,12 @@
 """The policy role over the bus: fenced, restartable at any point, draining, and in cohorts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from broker.errors import BadConfiguration, Replaced
-from broker.memory import MemoryBus, MemoryServer
+from broker.memory import MemoryServer
 from broker.messages import (
-    Event,
     GroupAnnotated,
     MixtureUpdated,
     PlannedGroup,
@@ -24,6 +22,8 @@ from tests.policy_run import (
     SETTINGS,
     SHARES,
     SOLVED,
+    Died,
+    Mortal,
     a_bus,
     a_drain,
     a_start,
@@ -42,37 +42,6 @@ from tests.policy_run import (
     work_until,
 )
 from workers.policies import worker
-
-
-class Died(Exception):
-    """SIGKILL, as far as a worker in a test is concerned."""
-
-
-class Mortal:
-    """A bus whose owner dies at its n-th publication, before or after it is stored."""
-
-    def __init__(self, bus: MemoryBus, lives: int, *, stored: bool) -> None:
-        self._bus, self._lives, self._stored = bus, lives, stored
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._bus, name)
-
-    async def _publish(self, publication: Callable[[], Awaitable[int]]) -> int:
-        self._lives -= 1
-        if self._lives < 0:
-            raise Died
-        if self._lives == 0:
-            if self._stored:
-                await publication()
-            raise Died
-        return await publication()
-
-    async def publish(self, event: Event, **expectations: int | None) -> int:
-        return await self._publish(lambda: self._bus.publish(event, **expectations))
-
-    async def publish_batch(self, events: Sequence[Event], **expectations: int | None) -> int:
-        return await self._publish(lambda: self._bus.publish_batch(events, **expectations))
-
 
 # --- what is published ------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ class Scored:
 
     def __init__(self, scorer: Named[Scorer], actuator: Named[Actuator]) -> None:
         self.scorer, self.actuator = scorer, actuator
+        self.needs = scorer.reads | actuator.reads
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Weights:
         scores = self.scorer.method(batch, advantages_B)

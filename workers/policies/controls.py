@@ -59,6 +59,11 @@ class Matched(Method):
             )
         self._selector = weight
 
+    @property
+    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the selector."""
+        return self._selector.needs
+
     def _selected(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
         """What the selector keeps, (B,) bool."""
         return self._selector(batch, advantages_B).rows_B > 0

@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from broker.messages import Annotation, GroupAnnotated, GroupVerified, MixtureShare
+from broker.messages import Annotation, GroupAnnotated, GroupVerified, MixtureShare, ShadowDecided
 from workers.policies.order import Arrival
 from workers.policies.program import Memory
+from workers.policies.shadows import Shadowed
 from workers.policies.statistics import StatisticsState
 
 RUN_ENDED = "run_ended"
@@ -68,6 +69,8 @@ class Snapshot(BaseModel):
     """Mixture in force."""
     statistics: StatisticsState
     memory: Memory
+    shadows: dict[str, Memory] = {}
+    """What each shadow policy remembers."""
     pending: list[int]
     """Sequences of arrivals held back: to be fed again."""
     broken: dict[str, int]
@@ -96,13 +99,17 @@ class Closed:
     request_seq: int
     shares: tuple[MixtureShare, ...]
     """`trained` is still 0: only LEDGER knows it."""
+    reason: str
+    """Of the mixture update: which realised shares are far from their target, and why."""
     pending: tuple[int, ...]
     """Sequences of arrivals held back; a restart needs them still."""
     snapshot: bytes | None
     """Snapshot as JSON, every so many windows."""
+    shadowed: tuple[Shadowed, ...] = ()
 
 
-Decision = Ended | Closed
+Decision = Ended | Closed | Shadowed
+"""Shadows speak by themselves only about groups that came too late for a window."""
 
 
 def run_ended(arrival: Arrival) -> Ended:
@@ -125,7 +132,7 @@ class Author:
     policy_version: str
 
 
-def events(decision: Decision, author: Author, at_us: int) -> list[GroupAnnotated]:
+def events(decision: Ended | Closed, author: Author, at_us: int) -> list[GroupAnnotated]:
     """The messages that tell a decision, in the order in which they are published."""
     if isinstance(decision, Closed):
         return [
@@ -146,6 +153,24 @@ def events(decision: Decision, author: Author, at_us: int) -> list[GroupAnnotate
             generations=(), window=None, window_size=None, window_index=None, cut=None,
         )
     ]  # fmt: skip
+
+
+def shadow_events(found: Shadowed, author: Author, at_us: int) -> list[ShadowDecided]:
+    return [
+        ShadowDecided(
+            writer_id=author.writer_id,
+            at_us=at_us,
+            group=opinion.arrival.event.group,
+            outcome="admitted" if opinion.reason == "admitted" else "dropped",
+            reason=opinion.reason,
+            annotations=opinion.annotations,
+            window=found.window,
+            verified_seq=opinion.arrival.sequence,
+            policy=found.policy,
+            policy_version=found.policy_version,
+        )
+        for opinion in found.opinions
+    ]
 
 
 def _event(

@@ -51,6 +51,8 @@ class Group:
     logprobs: tuple[np.ndarray, ...]
     """Of the sampled tokens, float32, (T,) each."""
     target: str | None
+    signals: tuple[Mapping[str, np.ndarray], ...] = ()
+    """Per generation, what the engine measured because a method needs it; shapes are the signal's."""
     target_source: str = "gold"
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """What stages with a memory know about this visit."""
@@ -126,7 +128,12 @@ def from_event(event: GroupVerified) -> Group:
         components=tuple(v.components if v else {} for v in found),
         logprobs=logprobs,
         target=request.sample.target,
+        signals=tuple(_signals(g) for g in generations),
     )
+
+
+def _signals(generation: Generation) -> Mapping[str, np.ndarray]:
+    return {name: unpack(values) for name, values in generation.signals.items()}
 
 
 def _score(verdict: Verdict | None) -> float:

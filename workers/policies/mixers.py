@@ -4,12 +4,13 @@ Proportions are finite, not negative and sum to 1, whatever the history holds.
 Shape legend: D domains, in the order of the configuration.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from broker.errors import BadConfiguration
+from broker.messages import Json
 from workers.policies.registry import Method, Registry
 
 
@@ -30,6 +31,14 @@ class History:
     """Mean |advantage| over the same rows; those of a filtered group count 0."""
     rows_D: np.ndarray
     """Answers verified so far, (D,) int64."""
+    graded: tuple[tuple[int, ...], ...] = ()
+    """Graded answers per window."""
+    solved: tuple[tuple[int, ...], ...] = ()
+    """Of them solved, on the raw outcome."""
+    recent: tuple[tuple[float, ...], ...] = ()
+    """Scores of the newest answers, one each: as many as the mixer's `window`."""
+    memory: Json = field(default_factory=dict[str, object])
+    """The mixer's own, from update to update; JSON values."""
 
 
 class Mixer(Protocol):
@@ -68,6 +77,19 @@ def apportion(shares_D: np.ndarray, total: int) -> np.ndarray:
     return counts_D
 
 
+def stated(shares: dict[str, float] | None, history: History) -> np.ndarray:
+    """Shares named by domain, (D,); the sources' where none are named."""
+    if shares is None:
+        return history.prior_D
+    if set(shares) != set(history.domains):
+        raise BadConfiguration(
+            f"policy.mixer shares name {sorted(shares)}; "
+            f"the sources' domains are {sorted(history.domains)}"
+        )
+    values_D = np.array([shares[domain] for domain in history.domains])
+    return proportions(values_D, "policy.mixer shares")
+
+
 @MIXERS.register("static")
 class Static(Method):
     """The configured shares, for good (A10)."""
@@ -78,12 +100,4 @@ class Static(Method):
     """Per domain; None: the sources' shares."""
 
     def __call__(self, history: History) -> np.ndarray:
-        if self.shares is None:
-            return history.prior_D
-        if set(self.shares) != set(history.domains):
-            raise BadConfiguration(
-                f"policy.mixer shares name {sorted(self.shares)}; "
-                f"the sources' domains are {sorted(history.domains)}"
-            )
-        values_D = np.array([self.shares[domain] for domain in history.domains])
-        return proportions(values_D, "policy.mixer shares")
+        return stated(self.shares, history)

@@ -47,7 +47,11 @@ class Adaptive(Method, ABC):
     floor: float = Field(default=0.05, ge=0, lt=1)
     floor_as: Literal["corrected", "published"] = "corrected"
     window: int = Field(default=50, ge=1)
-    """Windows of history."""
+    """Windows of history; answers when counted by row."""
+    by: Literal["window", "row"] = "window"
+    """One value per window, or per answer, as DataFlex-RL has it: 50 are about half a step (DF-6)."""
+    unseen: Literal["keep", "zero"] = "keep"
+    """A domain without answers keeps its share, or counts as reward 0, as in DataFlex-RL."""
     warmup: int = Field(default=1, ge=0)
     """Shares stay as configured before this update."""
     every: int = Field(default=1, ge=1)
@@ -63,7 +67,9 @@ class Adaptive(Method, ABC):
             raise BadConfiguration(
                 f"policy.mixer floor {self.floor}: expected below 1/{count} for {count} domains"
             )
-        seen = np.flatnonzero([len(rewards) > 0 for rewards in history.rewards])
+        seen = np.arange(count)
+        if self.unseen == "keep":
+            seen = np.flatnonzero([len(rewards) > 0 for rewards in history.rewards])
         due = history.update_no >= self.warmup and history.update_no % self.every == 0
         if history.update_no == 0 or not due or not len(seen):
             return history.current_D
@@ -74,9 +80,14 @@ class Adaptive(Method, ABC):
         floored = with_floor if self.floor_as == "corrected" else with_published_floor
         return floored(shares_D, self.floor)
 
+    def rewards(self, history: History, seen: np.ndarray) -> np.ndarray:
+        """Mean reward of each seen domain."""
+        return _means(history.recent if self.by == "row" else history.rewards, seen)
+
 
 def _means(values: Sequence[Sequence[float]], seen: np.ndarray) -> np.ndarray:
-    return np.array([np.mean(values[d]) for d in seen])
+    """0 for a domain without a value."""
+    return np.array([np.mean(values[d]) if len(values[d]) else 0.0 for d in seen])
 
 
 @MIXERS.register("reward_gap")
@@ -87,7 +98,7 @@ class RewardGap(Adaptive):
     """
 
     def values(self, history: History, seen: np.ndarray) -> np.ndarray:
-        means = _means(history.rewards, seen)
+        means = self.rewards(history, seen)
         return means.max() - means
 
 
@@ -103,8 +114,9 @@ class DumpUcb(Adaptive):
     reads: Literal["advantage", "reward"] = "advantage"
 
     def values(self, history: History, seen: np.ndarray) -> np.ndarray:
-        read = history.magnitudes if self.reads == "advantage" else history.rewards
-        return ucb_values(_means(read, seen), history.rows_D[seen].astype(np.float64), self.c)
+        advantage = self.reads == "advantage"
+        read = _means(history.magnitudes, seen) if advantage else self.rewards(history, seen)
+        return ucb_values(read, history.rows_D[seen].astype(np.float64), self.c)
 
 
 @MIXERS.register("tscl")
@@ -121,6 +133,6 @@ class Tscl(Adaptive):
 
     def values(self, history: History, seen: np.ndarray) -> np.ndarray:
         if self.reads == "reward":
-            return _means(history.rewards, seen)
+            return self.rewards(history, seen)
         slopes = np.array([slope(history.rewards[d]) for d in seen])
         return np.maximum(slopes, 0.0) if self.signed else np.abs(slopes)

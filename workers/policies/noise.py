@@ -4,6 +4,7 @@ rho0 = P(verdict 1 | wrong), rho1 = P(verdict 0 | right), J = 1 - rho0 - rho1. B
 affine in the reward: inside group-normalised GRPO they would do nothing, so they replace it.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -63,6 +64,13 @@ class Rates(Method):
                 )
         return self
 
+    def audited(self, batch: Batch, corrected_B: np.ndarray) -> Mapping[str, np.ndarray]:
+        """The mandatory audit (B.10): the control's advantages, and how far these differ, (B,) each."""
+        usable_B, control_B = batch.usable_B, per_group(batch, leave_one_out)
+        found = audit(corrected_B[usable_B], control_B[usable_B])
+        whole = {f"audit_{name}": np.full(len(batch), value) for name, value in found.items()}
+        return {"noise_control": control_B, **whole}
+
     def of(self, domain: str) -> tuple[float, float]:
         return self.domains.get(domain, (self.rho0, self.rho1))
 
@@ -81,6 +89,22 @@ class Pgbc(Rates):
 
     scale: float = Field(default=1.0, gt=0)
 
+    @model_validator(mode="after")
+    def _corrects(self) -> "Pgbc":
+        # The audit on any mixed group: both would be equal, and the run a mislabelled control.
+        mixed_G = leave_one_out(np.array([1.0, 0.0, 0.0, 1.0, 0.0]))
+        pairs = [(self.rho0, self.rho1), *self.domains.values()]
+        apart = [audit(mixed_G / (1 - a - b) / self.scale, mixed_G)["d_max"] for a, b in pairs]
+        if not any(apart):
+            raise ValueError(
+                f"rho0 {self.rho0} and rho1 {self.rho1}: the advantages would be those of "
+                "noise_control (d_max 0); expected a rate above 0"
+            )
+        return self
+
+    def signals(self, batch: Batch, advantages_B: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.audited(batch, advantages_B)
+
     def __call__(self, batch: Batch) -> np.ndarray:
         rho0_B, rho1_B = self.rows(batch)
         # The shift cancels in the baseline; what is left is the factor 1 / J of each domain.
@@ -98,6 +122,9 @@ class Pgfc(Rates):
     rows_needed: ClassVar[int] = 1
 
     scale: Literal["one", "informedness", "recall"] = "one"
+
+    def signals(self, batch: Batch, advantages_B: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self.audited(batch, advantages_B)
 
     def __call__(self, batch: Batch) -> np.ndarray:
         rho0_B, rho1_B = self.rows(batch)

@@ -5,11 +5,13 @@ the learner's defaults, Dr. GRPO wants `learner.denominator = "fixed"`.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from broker.errors import BadConfiguration
-from workers.policies.settings import PolicySettings
+from workers.policies.settings import Stages
 
 Table = Mapping[str, object]
+S = TypeVar("S", bound=Stages)
 
 SELECTORS: dict[str, Table] = {
     "difffilter": {"scorer": "group_solve_rate", "actuator": "threshold_band"},
@@ -30,30 +32,60 @@ NOISE_RATES = {"rho0": 0.1, "rho1": 0.2}
 """Those of the worked example; state your verifier's own."""
 
 
-def _whole_group(weight: Table) -> dict[str, object]:
+STRENGTHS: dict[str, Table] = {
+    "band_0_1": {"low": 0.0, "high": 1.0},
+    "band_inclusive": {"inclusive": True},
+}
+"""Of the difficulty filter (D4c)."""
+FRACTIONS = {"top_25": 0.25, "top_75": 0.75}
+"""Of topk, which keeps half."""
+
+IDENTITY: Table = {
+    "admit": ("all",),
+    "reward": ("verified", {"name": "affine", "scale": 1.0, "shift": 0.0}),
+    "weight": {
+        "scorer": "group_solve_rate",
+        "actuator": "threshold_band",
+        "low": -1.0,
+        "high": 2.0,
+    },
+}
+"""Every stage takes part and changes nothing: an arm of the A/A check (D4d)."""
+
+
+def _as_dataflex(weight: Table) -> dict[str, object]:
     """DataFlex-RL keeps the advantages of the whole group after a selection (DF-3)."""
-    subset = weight["actuator"] in ("max_variance", "group_top_k")
-    return {**weight, "renormalise": "group"} if subset else dict(weight)
+    if weight["actuator"] in ("max_variance", "group_top_k"):
+        return {**weight, "renormalise": "group"}
+    return (
+        {**weight, "success": "above_half"}
+        if weight["scorer"] == "group_solve_rate"
+        else {**weight}
+    )
 
 
 def _presets() -> dict[str, Table]:
     weights = {**SELECTORS, **REWEIGHTERS}
+    # Rows of the window are answers, a domain without any counts 0 (DF-5, DF-6, DF-8).
+    of_snapshot = {"floor_as": "published", "by": "row", "unseen": "zero", "temperature": 1.0}
     as_published: dict[str, Table] = {
         "static": {"name": "static"},
-        # A window of rows, about half a step, is nearest to one window (DF-6).
-        "reward_gap": {"name": "reward_gap", "floor_as": "published", "window": 1},
-        "dump_ucb": {
-            "name": "dump_ucb", "reads": "reward", "c": 0.0, "floor_as": "published", "window": 1,
-        },
-        "tscl": {
-            "name": "tscl", "reads": "reward", "temperature": 1.0, "floor_as": "published",
-            "window": 1,
-        },
-    }  # fmt: skip
+        "reward_gap": {"name": "reward_gap", **of_snapshot},
+        "dump_ucb": {"name": "dump_ucb", "reads": "reward", "c": 0.0, **of_snapshot},
+        "tscl": {"name": "tscl", "reads": "reward", **of_snapshot},
+    }
     found: dict[str, Table] = {"uniform": {}, "dataflex:uniform": {}}
     found |= {name: {"weight": dict(weight)} for name, weight in weights.items()}
     found |= {name: {"mixer": name} for name in MIXERS}
-    found |= {f"dataflex:{n}": {"weight": _whole_group(w)} for n, w in weights.items()}
+    found |= {
+        f"strength:{n}": {"weight": {**SELECTORS["difffilter"], **s}} for n, s in STRENGTHS.items()
+    }
+    found |= {
+        f"strength:{n}": {"weight": {**SELECTORS["topk"], "fraction": f}}
+        for n, f in FRACTIONS.items()
+    }
+    found["identity"] = IDENTITY
+    found |= {f"dataflex:{n}": {"weight": _as_dataflex(w)} for n, w in weights.items()}
     found |= {f"dataflex:{name}": {"mixer": mixer} for name, mixer in as_published.items()}
     found |= {name: {"advantage": name} for name in ADVANTAGES}
     found |= {name: {"advantage": {"name": name, **NOISE_RATES}} for name in ("pgbc", "pgfc")}
@@ -73,7 +105,7 @@ def _presets() -> dict[str, Table]:
 PRESETS: Mapping[str, Table] = _presets()
 
 
-def resolve(settings: PolicySettings) -> PolicySettings:
+def resolve(settings: S) -> S:
     """The settings with their preset filled in; what they state themselves takes precedence."""
     if settings.preset is None:
         return settings
@@ -82,4 +114,4 @@ def resolve(settings: PolicySettings) -> PolicySettings:
             f"policy.preset {settings.preset!r}: expected one of {', '.join(sorted(PRESETS))}"
         )
     stated = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return PolicySettings.model_validate({**PRESETS[settings.preset], **stated})
+    return type(settings).model_validate({**PRESETS[settings.preset], **stated})

@@ -7,8 +7,8 @@ memory, which holds JSON values only and travels in the snapshot.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from workers.policies.group import Group
 from workers.policies.masks import MASKS, Mask
 from workers.policies.mixers import MIXERS, Mixer
 from workers.policies.presets import resolve
-from workers.policies.registry import Named
+from workers.policies.registry import SIGNALS, Named
 from workers.policies.rewards import REWARDS, Reward
-from workers.policies.settings import PolicySettings
+from workers.policies.settings import Stages
 from workers.policies.targets import TARGETS, Target
 from workers.policies.weights import Weight, Weights
 
@@ -51,6 +51,11 @@ class Judged:
     """(G,) float64; NaN in excluded rows."""
     reason: str
     """Why it is dropped; empty when admitted."""
+    signals: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """What the reward methods read, (G,) each; goes into the record."""
+
+    def dropped(self, reason: str) -> "Judged":
+        return replace(self, reason=reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,8 @@ class WindowDecision:
 class Program:
     """Target, admission, reward, advantage and weight in this order; and the mixture."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: Stages, measured: frozenset[str] = frozenset()) -> None:
+        """measured: signals that the engine provides beside the sampled tokens' log-probabilities."""
         settings = resolve(settings)
         self.target: Named[Target] = TARGETS.build(settings.target)
         self.admit: list[Named[Admission]] = [ADMISSIONS.build(s) for s in settings.admit]
@@ -80,6 +86,12 @@ class Program:
         stages = [
             self.target, *self.admit, *self.reward, self.advantage, *self.mask, self.weight,
         ]  # fmt: skip
+        self.reads = frozenset(signal for stage in stages for signal in stage.reads)
+        """Signals beside scores and lengths that it reads."""
+        self.needs = frozenset(signal for stage in stages for signal in stage.needs)
+        """Signals that the engine has to measure for it."""
+        for stage in stages:
+            _refuse_unmeasured(stage, measured)
         self._remembering: dict[str, Remembers] = {
             stage.name: cast("Remembers", stage.method)
             for stage in stages
@@ -107,12 +119,14 @@ class Program:
             if not reason and not stage.method(group):
                 reason = f"filtered:{stage.name}"
         rewards_G = np.full(group.size, np.nan)
+        signals: dict[str, np.ndarray] = {}
         if not reason:
             for stage in self.reward:
+                signals |= _told(stage.method, group)
                 rewards_G = np.asarray(stage.method(group, rewards_G), dtype=np.float64)
             rewards_G = np.where(group.usable_G & np.isfinite(rewards_G), rewards_G, np.nan)
             reason = self._why_unusable(group, np.isfinite(rewards_G))
-        return Judged(group, rewards_G, reason)
+        return Judged(group, rewards_G, reason, signals)
 
     def _why_unusable(self, group: Group, usable_G: np.ndarray) -> str:
         """Too few rows to learn from: the reason most of the others were excluded for, by rank."""
@@ -145,11 +159,13 @@ class Program:
         batch = replace(batch, usable_B=usable_B & np.isfinite(weights.rows_B))
         if weights.advantages_B is not None:
             advantages_B = np.where(usable_B, weights.advantages_B, 0.0)
-        weights = replace(weights, rows_B=np.where(unmasked_B, weights.rows_B, 0.0))
+        weights = replace(
+            weights,
+            rows_B=np.where(unmasked_B, weights.rows_B, 0.0),
+            signals={**_told(self.advantage.method, batch, advantages_B), **weights.signals},
+        )
         annotations = tuple(
-            self._annotate(
-                batch, number, advantages_B, weights, judged[number].rewards_G, reasons_B
-            )
+            self._annotate(batch, number, advantages_B, weights, judged[number], reasons_B)
             for number in range(len(judged))
         )
         return WindowDecision(annotations, _magnitudes(batch, advantages_B))
@@ -160,10 +176,10 @@ class Program:
         number: int,
         advantages_B: np.ndarray,
         weights: Weights,
-        rewards_G: np.ndarray,
+        judged: Judged,
         reasons_B: Sequence[str],
     ) -> tuple[Annotation, ...]:
-        group, start = batch.groups[number], batch.starts[number]
+        group, start, rewards_G = batch.groups[number], batch.starts[number], judged.rewards_G
         shared = {"solve_rate": group.solve_rate(), **group.facts}
         found: list[Annotation] = []
         for row, index in enumerate(group.indices):
@@ -182,7 +198,7 @@ class Program:
                     weight=float(weights.rows_B[at]) if usable else 0.0,
                     token_weights=None if tokens is None else pack(tokens, "<f4"),
                     reason=kept if usable else group.exclusion(row) or "nonfinite",
-                    signals=shared | _signals_of(weights, at),
+                    signals=shared | _row(judged.signals, row) | _row(weights.signals, at),
                 )
             )
         return tuple(found)
@@ -215,9 +231,21 @@ def _magnitudes(batch: Batch, advantages_B: np.ndarray) -> dict[str, float]:
     return found
 
 
-def _signals_of(weights: Weights, at: int) -> dict[str, float]:
-    return {
-        name: float(values_B[at])
-        for name, values_B in weights.signals.items()
-        if np.isfinite(values_B[at])
-    }
+def _row(signals: Mapping[str, np.ndarray], at: int) -> dict[str, float]:
+    """The finite values of one row."""
+    return {name: float(values[at]) for name, values in signals.items() if np.isfinite(values[at])}
+
+
+def _told(method: object, *arguments: object) -> Mapping[str, np.ndarray]:
+    """What a method says it read, when it says anything."""
+    tell = getattr(method, "signals", None)
+    return tell(*arguments) if callable(tell) else {}
+
+
+def _refuse_unmeasured(stage: Named[Any], measured: frozenset[str]) -> None:
+    missing = stage.needs - measured
+    if missing:
+        raise BadConfiguration(
+            f"policy: {stage.name!r} needs {', '.join(sorted(missing))}, which nobody provides; "
+            f"provided are {', '.join(sorted(SIGNALS | measured))}"
+        )

@@ -1,17 +1,21 @@
 """The policy's publications: each compare-and-set, so that a replaced worker is refused and exits."""
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 
 from broker.bus import Bus
 from broker.errors import Conflict, Replaced
 from broker.messages import Event, GroupAnnotated, MixtureShare, MixtureUpdated, ReaderAdvanced
 from broker.telemetry import messages_total, now_us
 from broker.topology import H_GROUP, H_WRITER, Log, kind_subjects
-from workers.policies.decisions import Author, Closed, Decision, Ended, events
+from workers.policies.decisions import Author, Closed, Decision, Ended, events, shadow_events
 from workers.policies.ledger import READER, LedgerFollower
 from workers.policies.restart import delete_other_snapshots, snapshot_digest, snapshot_name
+from workers.policies.shadows import Shadowed
 
 ROLE = "policy"
+SHADOW_BATCH = 500
+"""Shadow decisions stored at once."""
 
 
 class Publisher:
@@ -31,12 +35,15 @@ class Publisher:
     async def settle(self, decisions: Sequence[Decision], on_record: Container[str]) -> None:
         """Publish what is not on record yet. on_record: ids of groups that are."""
         for decision in decisions:
+            if isinstance(decision, Shadowed):
+                await self._shadowed(decision)
+                continue
             fresh = self._fresh(decision, on_record)
             if isinstance(decision, Closed):
                 await self._window(decision)
                 if fresh:
                     await self._batch(fresh)
-                    await self._advance(decision)
+                await self._after_window(decision, advance=bool(fresh))
             elif fresh:
                 await self._single(fresh[0])
 
@@ -45,18 +52,42 @@ class Publisher:
         windows = [decision for decision in decisions if isinstance(decision, Closed)]
         for window in windows:
             await self._window(window)
-        fresh = [event for d in decisions for event in self._fresh(d, on_record)]
+        live = [decision for decision in decisions if not isinstance(decision, Shadowed)]
+        fresh = [event for decision in live for event in self._fresh(decision, on_record)]
         if fresh:
             fresh[-1] = fresh[-1].model_copy(update={"cohort_end": True})
             await self._batch(fresh)
-            for window in windows:
-                await self._advance(window)
+        for window in windows:
+            await self._after_window(window, advance=bool(fresh))
+        for decision in decisions:
+            if isinstance(decision, Shadowed):
+                await self._shadowed(decision)
 
-    def _fresh(self, decision: Decision, on_record: Container[str]) -> list[GroupAnnotated]:
+    def _fresh(self, decision: Ended | Closed, on_record: Container[str]) -> list[GroupAnnotated]:
         first = decision.arrival if isinstance(decision, Ended) else decision.members[0][0]
         if first.event.group.group_id in on_record:
             return []
         return events(decision, self._author, now_us())
+
+    async def _after_window(self, closed: Closed, *, advance: bool) -> None:
+        # Before the snapshot: the groups of a window are not judged again from one that closed it.
+        for shadowed in closed.shadowed:
+            await self._shadowed(shadowed)
+        if advance:
+            await self._advance(closed)
+
+    async def _shadowed(self, found: Shadowed) -> None:
+        """What is on record already stays as it is."""
+        told = shadow_events(found, self._author, now_us())
+        for first in range(0, len(told), SHADOW_BATCH):
+            some = told[first : first + SHADOW_BATCH]
+            try:
+                await self._bus.publish_batch(some)
+            except Conflict:
+                # An earlier life has stored them, all or nothing, or a part with an earlier window.
+                for event in some:
+                    with suppress(Conflict):
+                        await self._bus.publish(event, expect_subject=0)
 
     # --- ANNOTATED -----------------------------------------------------------------------------
 
@@ -94,7 +125,13 @@ class Publisher:
     # --- LEDGER --------------------------------------------------------------------------------
 
     async def mixture(
-        self, shares: Sequence[MixtureShare], *, update_no: int, cut: int, request_seq: int
+        self,
+        shares: Sequence[MixtureShare],
+        *,
+        update_no: int,
+        cut: int,
+        request_seq: int,
+        reason: str,
     ) -> None:
         """With LEDGER read to its end before, so that the trained counts are exact."""
         await self._ledger.refresh()
@@ -114,7 +151,7 @@ class Publisher:
                 share.model_copy(update={"trained": view.trained.get(share.domain, 0)})
                 for share in shares
             ),
-            reason=f"window {update_no}" if update_no else "start of the run",
+            reason=reason,
         )
         view.apply(await self._publish_own(event, view.mixture_seq), event)
         self._counted = counted
@@ -125,6 +162,7 @@ class Publisher:
             update_no=closed.window,
             cut=closed.cut,
             request_seq=closed.request_seq,
+            reason=closed.reason,
         )
 
     async def _advance(self, closed: Closed) -> None:

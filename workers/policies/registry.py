@@ -21,7 +21,7 @@ S = TypeVar("S")
 T = TypeVar("T", bound=type)
 
 SIGNALS = frozenset({"score", "answer", "length", "logprob"})
-"""What every verified group provides; a method that needs more is refused."""
+"""What every verified group provides; what a method needs beside them the engine must measure."""
 
 
 class Method(BaseModel):
@@ -30,7 +30,7 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Signals it reads beside the scores."""
+    """Signals it reads beside scores and lengths."""
 
 
 class Named(Generic[S]):
@@ -41,6 +41,16 @@ class Named(Generic[S]):
         self.method = method
         self.table = dict(table)
         """Canonical: what the policy version is a digest of."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Signals that the method says it needs."""
+        return frozenset(getattr(self.method, "needs", frozenset()))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of them, those that not every verified group provides."""
+        return self.reads - SIGNALS
 
 
 class Registry(Generic[S]):
@@ -74,12 +84,6 @@ class Registry(Generic[S]):
             raise BadConfiguration(f"policy.{self.stage} {spec!r}: expected a name")
         found, origin = self._find(name)
         method = self._construct(found, name, table)
-        missing = getattr(method, "needs", frozenset()) - SIGNALS
-        if missing:
-            raise BadConfiguration(
-                f"policy.{self.stage} {name!r} needs {', '.join(sorted(missing))}, which nobody provides; "
-                f"provided are {', '.join(sorted(SIGNALS))}"
-            )
         options = method.model_dump(mode="json") if isinstance(method, BaseModel) else table
         return Named(_short(name), cast("S", method), {"name": name, **origin, **options})
 

@@ -1,9 +1,11 @@
 """Rewards shaped after the verdict: length, scale, process scores."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from pydantic import Field, model_validator
 
-from workers.policies.group import Group
+from workers.policies.group import SLACK, Group
 from workers.policies.registry import Method
 from workers.policies.rewards import REWARDS
 
@@ -51,13 +53,29 @@ class Affine(Method):
 class Process(Method):
     """share * P + (1 - share) * r: mixed first, normalised afterwards (C5) [SEED].
 
-    P is the verdict's component of that name, 0 without one. From share = 1 / (1 + dP) on, a
-    wrong answer with a better process outranks a right one.
+    P is the verdict's component of that name; without one it is 0 and the row is flagged
+    `process_missing`. From share = 1 / (1 + dP) on, a wrong answer with a better process can outrank a
+    right one: `process_outranks` is then 1 for the group.
     """
 
     share: float = Field(default=0.5, ge=0, le=1)
     component: str = "process"
 
     def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
-        process_G = np.array([c.get(self.component, 0.0) for c in group.components])
-        return self.share * process_G + (1 - self.share) * rewards_G
+        return self.share * self._process(group) + (1 - self.share) * rewards_G
+
+    def _process(self, group: Group) -> np.ndarray:
+        return np.array([c.get(self.component, 0.0) for c in group.components], dtype=np.float64)
+
+    def signals(self, group: Group) -> Mapping[str, np.ndarray]:
+        process_G = self._process(group)
+        right_G = group.outcomes_G >= group.success - SLACK
+        wrong_G = group.usable_G & ~right_G
+        best = process_G[wrong_G].max(initial=0.0) - process_G[right_G].min(initial=1.0)
+        # lambda dP >= 1 - lambda.
+        outranks = bool(right_G.any()) and self.share * best >= 1 - self.share - SLACK
+        return {
+            "process": process_G,
+            "process_missing": np.array([self.component not in c for c in group.components], float),
+            "process_outranks": np.full(group.size, float(outranks)),
+        }

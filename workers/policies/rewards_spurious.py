@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -44,6 +45,8 @@ class Random(Method):
 class Incorrect(Method):
     """1 iff the answer equals a chosen wrong one: the group's most frequent wrong answer [PROP]."""
 
+    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
+
     def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
         wrong_G = ~(group.outcomes_G >= group.success - SLACK)
         label = most_common([int(c) for c, w in zip(group.classes_G, wrong_G, strict=True) if w])
@@ -63,6 +66,8 @@ class Inverted(Method):
 class Format(Method):
     """1 iff an answer could be extracted at all [CODE]."""
 
+    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
+
     def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
         return _on_usable(group, (group.classes_G >= 0).astype(np.float64))
 
@@ -70,6 +75,8 @@ class Format(Method):
 @REWARDS.register("majority")
 class Majority(Method):
     """1 iff the answer is the group's most frequent one [CODE]."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
 
     def __call__(self, group: Group, rewards_G: np.ndarray) -> np.ndarray:
         label = most_common([int(c) for c in group.classes_G])

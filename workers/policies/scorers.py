@@ -47,11 +47,20 @@ class RewardScore(Method):
 
 @SCORERS.register("group_solve_rate")
 class GroupSolveRate(Method):
-    """q_g: share of the group's graded rows whose raw outcome is a success (A0, P9) [CODE]."""
+    """q_g: share of the group's graded rows whose raw outcome is a success (A0, P9) [CODE].
+
+    `above_half` is DataFlex-RL's: share of all its rows whose shaped reward is above .5.
+    """
 
     grain: ClassVar[Grain] = "group"
 
+    success: Literal["declared", "above_half"] = "declared"
+
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        if self.success == "above_half":
+            above_B = (batch.rewards_B > 0.5).astype(np.float64)
+            shares = [above_B[batch.rows(number)].mean() for number in range(len(batch.groups))]
+            return np.array(shares)[batch.group_of_rows()]
         rates = np.array([group.solve_rate() for group in batch.groups], dtype=np.float64)
         return rates[batch.group_of_rows()]
 
@@ -61,6 +70,7 @@ class TokenProbability(Method):
     """pi of each sampled token under the distribution it was sampled from (A6) [CODE]."""
 
     grain: ClassVar[Grain] = "token"
+    needs: ClassVar[frozenset[str]] = frozenset({"logprob"})
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
         flat = np.concatenate([*batch.logprobs(), np.zeros(0, np.float32)])

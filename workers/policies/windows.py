@@ -5,7 +5,7 @@ closed window. The same log gives the same decisions, also after a restart from 
 ANNOTATED and LEDGER already hold (`Recorded`) is taken over, never decided anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,11 +23,13 @@ from workers.policies.decisions import (
     failed,
     run_ended,
 )
-from workers.policies.group import from_event
+from workers.policies.group import Group, from_event
 from workers.policies.mixers import proportions
 from workers.policies.order import Arrival, Sequencer, Unit
 from workers.policies.program import Judged, Memory, Program
-from workers.policies.statistics import DomainStatistics, slope
+from workers.policies.shadows import Shadow
+from workers.policies.shortfall import shortfall
+from workers.policies.statistics import DomainStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,9 @@ class WindowMachine:
         shares: Mapping[str, float],
         recorded: Recorded | None = None,
         snapshot: Snapshot | None = None,
+        shadows: Sequence[Shadow] = (),
     ) -> None:
+        """shadows: with what they remembered when the snapshot was taken."""
         self.program, self.rules = program, rules
         self.recorded = recorded or Recorded()
         self._replay_end = max((r.verified_seq for r in self.recorded.groups.values()), default=0)
@@ -67,6 +71,7 @@ class WindowMachine:
             self._domains, program.mixer.method.window, snapshot.statistics if snapshot else None
         )
         self._memory: Memory = snapshot.memory if snapshot else {}
+        self._shadows = tuple(shadows)
         self._sequencer = Sequencer(
             deterministic=rules.deterministic, broken=snapshot.broken if snapshot else None
         )
@@ -132,14 +137,16 @@ class WindowMachine:
             return []
         self.drained = True
         decisions: list[Decision] = [run_ended(held) for held in self._sequencer.flush()]
-        return decisions + ([self._close()] if self._open else [])
+        if self._open:
+            return [*decisions, self._close()]
+        return [*decisions, *(s.close(self.window + 1) for s in self._shadows if s.open)]
 
     # --- one group -----------------------------------------------------------------------------
 
     def _count(self, arrival: Arrival) -> None:
         event, recorded = arrival.event, self.recorded
         if event.request is not None:
-            self._statistics.saw_request(event.group.request_seq, event.request.mixture)
+            self._statistics.saw_request(event.group, event.request.mixture)
         earlier = event.group.request_seq <= recorded.ended_requests
         if not arrival.failed and (not earlier or arrival.sequence <= recorded.ended_verified):
             self._statistics.saw_generated(event.group.domain)
@@ -158,38 +165,50 @@ class WindowMachine:
         self._decided += len(unit.arrivals)
         if not unit.whole:
             return [self._end_broken(arrival) for arrival in unit.arrivals]
-        judged = [(arrival, self._judge(arrival)) for arrival in unit.arrivals]
+        read = [(arrival, _read(arrival)) for arrival in unit.arrivals]
+        groups = [(arrival, group) for arrival, group in read if isinstance(group, Group)]
+        if len(groups) == len(read):
+            for shadow in self._shadows:
+                shadow.judge(groups)
+        judged = [
+            (arrival, self._judge(group) if isinstance(group, Group) else group)
+            for arrival, group in read
+        ]
         members = [_Member(a, j) for a, j in judged if isinstance(j, Judged) and not j.reason]
         if len(members) == len(judged):
             self._open += members
             return []
         return [self._end(arrival, j) for arrival, j in judged]
 
-    def _judge(self, arrival: Arrival) -> Judged | str:
-        """The program's word on a group, or how its message is malformed."""
-        try:
-            group = from_event(arrival.event)
-        except ValueError as error:
-            return str(error)
+    def _judge(self, group: Group) -> Judged:
+        """The program's word on a group."""
         judged = self.program.judge(group, self._memory)
-        self._statistics.saw_scores(group.domain, judged.group.scores_G[judged.group.usable_G])
+        solved, _ = group.successes()
+        scores_R = judged.group.scores_G[judged.group.usable_G]
+        self._statistics.saw_scores(group.domain, scores_R, solved)
         record = self.recorded.groups.get(group.group_id)
         if record is not None:
             # The record wins: another build of the program might judge otherwise.
-            judged = replace(judged, reason="" if record.outcome == "admitted" else record.reason)
+            judged = judged.dropped("" if record.outcome == "admitted" else record.reason)
         return judged
 
     def _end(self, arrival: Arrival, judged: Judged | str) -> Ended:
         if isinstance(judged, str):
-            return failed(arrival, judged)
+            return self._counted(failed(arrival, judged))
         # A member that would have been kept ends with its bundle.
         reason = judged.reason or "bundle"
-        return Ended(arrival, "dropped", reason, self.program.annotate_dropped(judged, reason))
+        rows = self.program.annotate_dropped(judged, reason)
+        return self._counted(Ended(arrival, "dropped", reason, rows))
 
     def _end_broken(self, arrival: Arrival) -> Ended:
         if arrival.failed:
-            return failed(arrival, arrival.event.reason)
-        return Ended(arrival, "dropped", "bundle")
+            return self._counted(failed(arrival, arrival.event.reason))
+        return self._counted(Ended(arrival, "dropped", "bundle"))
+
+    def _counted(self, ended: Ended) -> Ended:
+        reason = ended.reason if ended.outcome == "dropped" else ended.outcome
+        self._statistics.saw_end(ended.arrival.event.group.domain, reason)
+        return ended
 
     # --- windows -------------------------------------------------------------------------------
 
@@ -235,33 +254,23 @@ class WindowMachine:
             ),
             request_seq=self._statistics.state.request_seq,
             shares=self.shares(),
+            reason=shortfall(self.window, self._statistics.state.domains),
             pending=tuple(held.sequence for held in self._sequencer.pending()),
+            shadowed=tuple(shadow.close(self.window) for shadow in self._shadows if shadow.open),
             snapshot=self.snapshot().model_dump_json().encode() if due else None,
         )
 
     # --- mixture and snapshot ------------------------------------------------------------------
 
     def _propose(self) -> np.ndarray:
-        history = self._statistics.history(self._prior_D, self._target_D, self.window)
+        memory = self._memory.setdefault("mixer", {})
+        history = self._statistics.history(self._prior_D, self._target_D, self.window, memory)
         shares_D = np.asarray(self.program.mixer.method(history), dtype=np.float64)
         return proportions(shares_D, f"mixer {self.program.mixer.name}")
 
     def shares(self) -> tuple[MixtureShare, ...]:
         """The mixture in force with its counts, as of the last closed window."""
-        return tuple(
-            MixtureShare(
-                domain=name,
-                target=float(self._target_D[i]),
-                requested=d.requested,
-                generated=d.generated,
-                admitted=d.admitted,
-                trained=0,
-                reward_mean=float(np.mean(d.rewards)) if d.rewards else None,
-                abs_advantage_mean=float(np.mean(d.magnitudes)) if d.magnitudes else None,
-                slope=slope(d.rewards) if len(d.rewards) > 1 else None,
-            )
-            for i, (name, d) in enumerate(self._statistics.state.domains.items())
-        )
+        return self._statistics.shares(self._target_D)
 
     def snapshot(self) -> Snapshot:
         """Shares its parts with the machine: serialise it before feeding on."""
@@ -272,7 +281,16 @@ class WindowMachine:
             target={name: float(self._target_D[i]) for i, name in enumerate(self._domains)},
             statistics=self._statistics.state,
             memory=self._memory,
+            shadows={shadow.name: shadow.memory for shadow in self._shadows},
             pending=[held.sequence for held in self._sequencer.pending()],
             broken=dict(self._sequencer.broken),
             drained_after=self.recorded.ended_requests if self.drained else None,
         )
+
+
+def _read(arrival: Arrival) -> Group | str:
+    """A group as the program takes it, or how its message is malformed."""
+    try:
+        return from_event(arrival.event)
+    except ValueError as error:
+        return str(error)

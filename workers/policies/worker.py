@@ -23,6 +23,7 @@ from workers.policies.program import Program
 from workers.policies.publishing import ROLE, Publisher
 from workers.policies.restart import load_snapshot, read_annotated, recorded
 from workers.policies.settings import PolicySettings
+from workers.policies.shadows import build as build_shadows
 from workers.policies.windows import WindowMachine
 
 READ_LIMIT = 64
@@ -41,21 +42,36 @@ async def run(
     run: RunSettings,
     settings: PolicySettings,
     shares: Mapping[str, float],
+    measured: frozenset[str] = frozenset(),
     health: Health,
     stop: asyncio.Event,
 ) -> None:
-    """Decide until the run has ended or `stop` is set. shares: configured weight per domain."""
+    """Decide until the run has ended or `stop` is set.
+
+    shares: configured weight per domain. measured: signals that the engine provides.
+    """
     if run.groups_per_step > MAX_WINDOW:
         raise BadConfiguration(
             f"run.groups_per_step {run.groups_per_step}: expected at most {MAX_WINDOW}, "
             "since a window is published as one atomic batch"
         )
-    worker = PolicyWorker(bus, run, Program(settings), settings, shares, health)
+    program = Program(settings, measured)
+    build_shadows(settings, measured=measured)
+    worker = PolicyWorker(bus, run, program, settings, shares, measured, health)
     try:
         await worker.start()
         await worker.loop(stop)
     finally:
         await worker.close()
+
+
+def rules_of(run: RunSettings, settings: PolicySettings, *, snapshot_every: int = 1) -> Rules:
+    return Rules(
+        groups_per_step=run.groups_per_step,
+        refill_limit=settings.refill_rounds * run.groups_per_step,
+        deterministic=run.deterministic,
+        snapshot_every=snapshot_every,
+    )
 
 
 class PolicyWorker:
@@ -68,16 +84,13 @@ class PolicyWorker:
         program: Program,
         settings: PolicySettings,
         shares: Mapping[str, float],
+        measured: frozenset[str],
         health: Health,
     ) -> None:
         self._bus, self._run, self._program, self._health = bus, run, program, health
-        self._shares = dict(shares)
-        self._rules = Rules(
-            groups_per_step=run.groups_per_step,
-            refill_limit=settings.refill_rounds * run.groups_per_step,
-            deterministic=run.deterministic,
-            snapshot_every=SNAPSHOT_EVERY if program.remembers else 1,
-        )
+        self._shares, self._settings, self._measured = dict(shares), settings, measured
+        many = SNAPSHOT_EVERY if program.remembers or settings.shadow else 1
+        self._rules = rules_of(run, settings, snapshot_every=many)
         self._author = Author(writer_id(ROLE), program.name, program.version)
         self._ledger = LedgerFollower(bus, health)
         self._verified: Cursor | None = None
@@ -92,8 +105,10 @@ class PolicyWorker:
         view = self._ledger.view
         annotated, after = await read_annotated(self._bus, self._health)
         snapshot = await load_snapshot(self._bus, view)
+        remembered = snapshot.shadows if snapshot else {}
+        shadows = build_shadows(self._settings, remembered, measured=self._measured)
         self._machine = WindowMachine(
-            self._program, self._rules, self._shares, recorded(annotated, view), snapshot
+            self._program, self._rules, self._shares, recorded(annotated, view), snapshot, shadows
         )
         self._publisher = Publisher(
             self._bus, self._ledger, self._author, self._program.mixer.name, after=after
@@ -107,7 +122,10 @@ class PolicyWorker:
             recorded=len(annotated),
         )
         if view.mixture is None:
-            await self._publisher.mixture(self._machine.shares(), update_no=0, cut=0, request_seq=0)
+            start = self._machine.shares()
+            await self._publisher.mixture(
+                start, update_no=0, cut=0, request_seq=0, reason="start of the run"
+            )
         for sequence in snapshot.pending if snapshot else ():
             stored = await self._bus.get(Log.VERIFIED, sequence)
             if stored is not None and (arrival := await self._arrival(stored)) is not None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker.errors import BadConfiguration
 from ops.commands.common import add, add_run, bus_of, find, runs_folder, wait_for
 
 if TYPE_CHECKING:
@@ -19,17 +20,27 @@ SHOWN_DIGITS = 16
 def register(commands: Any) -> None:
     parser = add(
         commands, "replay",
-        "redo training from checkpoints and log and compare digests; exits 1 unless all agree",
+        "redo training from checkpoints and log and compare digests; exits 1 unless all agree; or, with "
+        "--policy, decide anew about the recorded groups by another policy and compare",
         replay,
     )  # fmt: skip
     add_run(parser)
     parser.add_argument(
         "--to-step", type=int, metavar="N", help="up to this step (default: the last committed)"
     )
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument(
+        "--policy", metavar="FILE", help="a TOML file with a table [policy], or a preset's name"
+    )
+    parser.add_argument("--json", action="store_true", help="one object; with --policy an array")
 
 
 def replay(asked: argparse.Namespace) -> int:
+    if asked.policy is not None:
+        from ops.commands import policy
+
+        if asked.to_step is not None:
+            raise BadConfiguration("--to-step: expected without --policy, which takes all groups")
+        return policy.compare(asked)
     return wait_for(_replay(asked, runs_folder(asked), find(asked)))
 
 

@@ -42,6 +42,8 @@ class LearnerSettings(Settings):
     """`[learner]`."""
 
     learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    schedule: Literal["constant", "linear"] = "constant"
+    """Of the learning rate; `linear`: towards zero at step `run.steps`."""
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0

@@ -67,7 +67,7 @@ class Steps:
 
     def __init__(
         self, bus: Bus, *, trainer: Trainer, pen: Pen, ledger: Ledger, workshop: Workshop,
-        settings: LearnerSettings, environment: Environment, run_dir: Path,
+        settings: LearnerSettings, environment: Environment, run_dir: Path, steps: int,
     ) -> None:  # fmt: skip
         self.bus = bus
         self.trainer = trainer
@@ -77,6 +77,8 @@ class Steps:
         self.settings = settings
         self.environment = environment
         self.run_dir = run_dir
+        self.steps = steps
+        """Of the whole run."""
         self.step = 0
         self.version = 0
         self.cursor = 0
@@ -102,7 +104,7 @@ class Steps:
         facts = group_metrics(plan.groups, groups, rows)
         if not groups:
             return Computed(NOTHING_LEFT, self.digest, b"", facts)
-        taken = self.trainer.step(rows)
+        taken = self.trainer.step(rows, done=(plan.step - 1) / self.steps)
         seconds = time.monotonic() - started
         speed: Metrics = {
             "seconds_train": seconds,

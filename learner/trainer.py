@@ -19,6 +19,7 @@ from learner.losses.base import Tokens
 from learner.metrics import Metrics, TokenSums
 from learner.model import answer_logprobs, head_weight, load_weights, weights_bytes
 from learner.optimizer import load_optimizer, make_optimizer, optimizer_bytes
+from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
 
 
@@ -105,8 +106,11 @@ class Trainer:
         """How many token ids the model knows."""
         return head_weight(self.model).shape[0]
 
-    def step(self, rows: Sequence[Row]) -> Taken:
-        """Take one optimizer step on all rows of a window. Raises Interrupted."""
+    def step(self, rows: Sequence[Row], *, done: float = 0.0) -> Taken:
+        """Take one optimizer step on all rows of a window. Raises Interrupted.
+
+        `done`: the fraction of the run's steps before this one, for the schedule of the learning rate.
+        """
         scales_B = DENOMINATORS[self.settings.denominator](rows)
         # A row without weighted advantage adds exactly zero to loss and gradient: not computed.
         informative = [index for index, row in enumerate(rows) if row.signal() > 0]
@@ -122,6 +126,8 @@ class Trainer:
             norm = self._clipped_norm()
             if norm is None:
                 return Taken("nonfinite", {**_finite(sums.metrics()), "grad_norm": None})
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(self.settings, done)
             self.optimizer.step()
             return Taken("", {**_finite(sums.metrics()), "grad_norm": norm})
         finally:

@@ -107,6 +107,7 @@ async def prepare(
         settings=settings,
         environment=_environment(run, model, settings, warmup),
         run_dir=run_dir,
+        steps=run.steps,
     )
 
 

@@ -19,6 +19,7 @@ from learner.checkpoint import (
 from learner.interrupt import Interrupted
 from learner.metrics import group_metrics
 from learner.model import digest_of, load_weights, weights_bytes
+from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
 from learner.trainer import Trainer
 from learner.windows import Member, Rules, Window, make_plan, sweep
@@ -262,3 +263,24 @@ def test_retention_deletes_old_and_unfinished_checkpoints_and_nothing_else(tmp_p
 
     assert removed == [".tmp-step-3", "step-00000001-v00000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000002-v00000002"]
+
+
+def test_a_linear_schedule_ends_near_zero(tmp_path):
+    """The step of AdamW is proportional to its rate: the last of 100 moves a hundredth as far."""
+    moved = []
+    for done in (0.0, 0.99):
+        trainer = a_trainer(tmp_path, schedule="linear")
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        assert trainer.step(ragged_rows(1), done=done).skipped == ""
+        after = trainer.model.parameters()
+        moved.append(
+            sum(float((a.detach() - b).abs().sum()) for a, b in zip(after, before, strict=True))
+        )
+
+    assert moved[1] == pytest.approx(moved[0] / 100, rel=0.01)
+
+
+def test_a_constant_schedule_does_not_look_at_the_step():
+    settings = LearnerSettings(learning_rate=3e-4)
+
+    assert learning_rate(settings, 0.0) == learning_rate(settings, 0.99) == 3e-4

@@ -54,7 +54,7 @@ class Configuration(Settings):
 
 
 def set_path(tree: dict[str, object], assignment: str) -> None:
-    """Apply one `--set a.b=value`; the value is read as TOML, or as a plain string."""
+    """Apply one `--set a.b=value` (`source.0.path=...` in an array), read as TOML or a plain string."""
     path, separator, text = assignment.partition("=")
     if not separator or not path:
         raise BadConfiguration(f"--set {assignment!r}: expected KEY.KEY=VALUE")
@@ -63,13 +63,30 @@ def set_path(tree: dict[str, object], assignment: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *parents, leaf = path.split(".")
-    at = tree
+    at: object = tree
     for key in parents:
-        below = at.setdefault(key, {})
-        if not isinstance(below, dict):
-            raise BadConfiguration(f"--set {assignment!r}: {key} is {below!r}, not a table")
-        at = below
-    at[leaf] = value
+        at = _below(at, key, assignment)
+    if isinstance(at, dict):
+        at[leaf] = value
+    elif isinstance(at, list):
+        at[_place(at, leaf, assignment)] = value
+    else:
+        raise BadConfiguration(f"--set {assignment!r}: {parents[-1]} is {at!r}, not a table")
+
+
+def _below(at: object, key: str, assignment: str) -> object:
+    """The table or array under a key; a table that is not there is made."""
+    if isinstance(at, list):
+        return at[_place(at, key, assignment)]
+    if isinstance(at, dict):
+        return at.setdefault(key, {})
+    raise BadConfiguration(f"--set {assignment!r}: above {key} is {at!r}, not a table")
+
+
+def _place(at: list[object], key: str, assignment: str) -> int:
+    if key.isdecimal() and int(key) < len(at):
+        return int(key)
+    raise BadConfiguration(f"--set {assignment!r}: expected 0..{len(at) - 1} where {key!r} stands")
 
 
 def load(

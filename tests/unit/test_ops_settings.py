@@ -87,7 +87,13 @@ def test_set_overrides_the_environment_which_overrides_the_file(tmp_path: Path):
     assert from_environment.nats.password == "s3 cret"
 
 
-@pytest.mark.parametrize("assignment", ["run.steps", "=3", "run.steps.deep=3"])
+def test_an_assignment_reaches_into_an_array(tmp_path: Path):
+    assert settings.load(written(tmp_path), ("source.0.share=3",), {}).source[0].share == 3
+
+
+@pytest.mark.parametrize(
+    "assignment", ["run.steps", "=3", "run.steps.deep=3", "source.9.share=3", "source.x.share=3"]
+)
 def test_a_malformed_assignment_is_quoted_in_the_error(tmp_path: Path, assignment: str):
     with pytest.raises(BadConfiguration, match="--set '"):
         settings.load(written(tmp_path), (assignment,), {})

@@ -50,10 +50,12 @@ EXAMPLES = """
         AND v.generation_index = x.generation_index AND (v.score = 1 OR v.score = 0)
     LEFT JOIN rendered_prompt AS p ON p.prompt_sha256 = g.prompt_sha256
     LEFT JOIN sample AS s ON s.sample_key = g.sample_key
-    WHERE m.run_id = %(run)s AND m.step IN (
-        SELECT unnest(ARRAY[min(step), max(step)]) FROM learner_step
-        WHERE run_id = %(run)s AND status = 'trained'
-    )
+    JOIN (
+        SELECT domain, min(step) AS first, max(step) AS last
+        FROM batch_member JOIN prompt_group USING (run_id, group_id)
+        WHERE run_id = %(run)s GROUP BY domain
+    ) AS d ON d.domain = g.domain AND m.step IN (d.first, d.last)
+    WHERE m.run_id = %(run)s
     ORDER BY m.step, g.domain, v.score = 1, m.position, x.generation_index
 """
 
@@ -172,5 +174,5 @@ def _accuracy_points(evaluations: Rows) -> dict[str, Points]:
 
 
 def _examples(connection: Connection, run_id: str) -> Rows:
-    """A right and a wrong answer by domain, of the first and of the last trained step."""
+    """A right and a wrong answer by domain, of the first and the last step that trained on it."""
     return fetch(connection, EXAMPLES, run=run_id)

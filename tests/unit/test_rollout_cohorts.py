@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from broker.arrays import token_array
 from broker.messages import GroupGenerated, GroupRequested, Sampling
 from broker.topology import Log
-from tests.rollout_scene import Scene, a_scene, a_train_request
+from tests.rollout_scene import Scene, a_scene, a_train_request, an_eval_request
 
 torch.set_num_threads(1)
 
@@ -86,3 +87,21 @@ async def test_members_of_a_stored_cohort_that_come_again_are_put_aside(scene: S
 
     assert [event.group.request_seq for event in events] == [1, 2, 3, 4]
     assert events[:2] == stored
+
+
+async def test_an_evaluation_comes_out_the_same_whoever_else_is_asked(tmp_path: Path):
+    items = [
+        an_eval_request(0, item, item).model_copy(
+            update={"prompt_ids": token_array([4 + (item + n) % 9 for n in range(1 + item)])}
+        )
+        for item in range(1, 9)
+    ]
+
+    together = await outputs(tmp_path / "together", items)
+    alone = [(await outputs(tmp_path / f"{i}", [item]))[0] for i, item in enumerate(items[-2:])]
+
+    by_group = {event.group.group_id: event for event in together}
+    for event in alone:
+        (one,), (other,) = event.generations, by_group[event.group.group_id].generations
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == other.logprobs

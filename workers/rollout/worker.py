@@ -71,13 +71,14 @@ async def run(
         health=health,
     )
     leaving = asyncio.Event()
-    serving = partial(
-        serve, bus, fail=group.failed, slots=settings.slots, health=health, stop=leaving
-    )
+    serving = partial(serve, bus, fail=group.failed, health=health, stop=leaving)
     if run.deterministic:
         training = CohortWorker(bus, service).run(leaving)
+        # One item at a time: in company, the last bits would depend on who else was there.
+        measuring = serving(ROLLOUT_EVAL, service.measure, slots=1)
     else:
-        training = serving(ROLLOUT_TRAIN, service.train)
+        training = serving(ROLLOUT_TRAIN, service.train, slots=settings.slots)
+        measuring = serving(ROLLOUT_EVAL, service.measure, slots=settings.slots)
     try:
         async with asyncio.TaskGroup() as background:
             tasks = [
@@ -88,7 +89,7 @@ async def run(
             ]
             async with asyncio.TaskGroup() as stages:
                 stages.create_task(training)
-                stages.create_task(serving(ROLLOUT_EVAL, service.measure))
+                stages.create_task(measuring)
             for task in tasks:
                 task.cancel()
     finally:

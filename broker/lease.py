@@ -23,6 +23,8 @@ log = structlog.get_logger()
 RELEASED = b""
 """What a holder that leaves in order writes: nobody need wait for the lease to expire."""
 RELEASE_LIMIT_S = 1.0
+BEGIN_AGAIN = 3
+"""How often a holder may be refused by the one that it replaced, before that is no accident any more."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Lease:
         self._revision = 0
         self._lost = False
         self._holder = ""
+        self._may_begin_again = 0
 
     async def acquire(self, health: Health, stop: asyncio.Event) -> bool:
         """Stand by until the lease is ours; False when asked to stop before."""
@@ -117,6 +120,7 @@ class Lease:
                     seen, unrenewed_since = revision, now
                 expired = now - unrenewed_since >= self._timing.lease_s
                 if (expired or self._is_free(value)) and await self._take(revision):
+                    self._may_begin_again = BEGIN_AGAIN if value else 0
                     return True
                 if holder := self._news_of(value):
                     log.info("stands_by", lease=self._role, holder=holder)
@@ -176,6 +180,22 @@ class Lease:
                         f"the lease of {self._role} is held by {name}, not by {self._me.writer_id}"
                     ) from error
 
+    async def outlasts(self) -> bool:
+        """Whether a writer that was refused holds the lease all the same, and should begin again.
+
+        The one that it took the lease from may have been stopped, and come back just in time to
+        publish once more; or have died with a publication under way. It cannot stay: it finds its
+        lease gone when it next looks. A holder that took nobody's place was refused by somebody who
+        has no business here, and gives way.
+        """
+        if self._lost or self._may_begin_again == 0:
+            return False
+        self._may_begin_again -= 1
+        await asyncio.sleep(self._timing.renew_s)
+        value, self._revision = await self._bus.read_lease(self._role)
+        self._lost = value != self._me.encode()
+        return not self._lost
+
     async def release(self) -> None:
         """So that a standby takes over at once. Failing to do so costs it the wait and nothing else."""
         if self._lost:
@@ -199,12 +219,26 @@ async def hold(
     """Stand by until the lease of `role` is ours, then do `work` to its end.
 
     Returns without having worked when asked to stop before. Cancels the work and raises Replaced
-    when another process has taken the lease over.
+    when another process has taken the lease over. `work` is done anew, from the logs, when the one
+    whose lease we took over was faster with its last publication.
     """
     lease = Lease(bus, role, timing=timing or Timing())
     if not await lease.acquire(health, stop):
         return
     log.info("lease_held", lease=role)
+    try:
+        while True:
+            try:
+                return await _while_held(lease, work)
+            except Replaced as refusal:
+                if not await lease.outlasts():
+                    raise
+                log.warning("begins_again", lease=role, reason=str(refusal))
+    finally:
+        await lease.release()
+
+
+async def _while_held(lease: Lease, work: Callable[[], Awaitable[None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             renewal = group.create_task(lease.renew())
@@ -218,5 +252,3 @@ async def hold(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
-    finally:
-        await lease.release()

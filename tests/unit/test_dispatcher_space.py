@@ -25,6 +25,7 @@ from tests.dispatcher_world import (
     until,
 )
 from workers.dispatcher import janitor as module
+from workers.dispatcher import worker
 from workers.dispatcher.following import catch_up
 from workers.dispatcher.janitor import Janitor
 from workers.dispatcher.outbox import Outbox
@@ -214,6 +215,31 @@ async def test_nothing_is_asked_for_while_the_ledger_is_nearly_full(
 
     assert asked == 0
     assert (await the_end(world.bus)).status == "finished"
+
+
+async def test_a_run_that_stands_still_for_lack_of_space_waits_says_so_and_does_not_end(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(worker, "IDLE_LIMIT_S", 0.5)
+    monkeypatch.setattr(worker, "SHOW_FULL_S", 0.1)
+    run, server = a_run(groups_per_step=4, pace=2), MemoryServer()
+    world = a_world(run, server, script=lambda request: "silence")
+    await world.begin()
+    start = Start(tokenizer, run, two_sources())
+
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        task = asyncio.create_task(start.dispatch(world.bus))
+        await until(lambda: len(world.seen) == 12)
+        server.store_bytes = server.run("r").bytes - 1
+        await until(lambda: "space in the store" in str(start.health.status()["waits"]))
+        await asyncio.sleep(1.0)  # twice the limit of a run in which nothing moves
+        ended = task.done()
+        server.store_bytes = None
+        await task
+
+    assert not ended
+    assert (await the_end(world.bus)).status == "no_progress"
 
 
 # --- at the start -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import structlog
 from broker.bus import Bus, Cursor, LogState
 from broker.errors import Replaced
 from broker.messages import LogPurged
+from broker.packing import LOG_SHARE
 from broker.telemetry import now_us
 from broker.topology import H_REQUEST_SEQ, H_WRITER, Log, kind_subjects
 from workers.dispatcher.orphans import Orphans
@@ -35,6 +36,8 @@ KEEP_FRACTION = 0.5
 """A log is left alone up to this share of its limit, so that replay reaches far back."""
 TIGHT_FRACTION = 0.9
 """Above this share of LEDGER's limit nothing new is asked for: the rest is for what makes room again."""
+FULL_FRACTION = 1 - 1 / LOG_SHARE
+"""Above this share of its limit a log may be full for whoever has a large message."""
 READ_WAIT_S = 0.5
 INTERVAL_S = 2.0
 ANNOUNCE_LIMIT_S = 5.0
@@ -94,6 +97,8 @@ class Janitor:
         self._orphans = Orphans(bus)
         self.ledger_is_tight = False
         """Whoever still has to tell that it has read LEDGER needs the rest of it."""
+        self.full: tuple[str, ...] = ()
+        """What publishers may have to wait for space in."""
 
     async def work(self) -> None:
         """Until cancelled."""
@@ -111,6 +116,8 @@ class Janitor:
         tight = [of for of in READERS if _over(states[of], TIGHT_FRACTION)]
         self.ledger_is_tight = Log.LEDGER in tight
         has_room = await self._bus.has_room()
+        full = [str(of) for of in READERS if _over(states[of], FULL_FRACTION)]
+        self.full = (*full, *([] if has_room else ["the store"]))
         await self._orphans.sweep_now_and_then(tight=bool(tight) or not has_room)
         over = [of for of in READERS if not has_room or _over(states[of], self._keep_fraction)]
         if has_room and (over or self._state.checkpoint_sequence != self._announced_for):

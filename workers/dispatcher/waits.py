@@ -14,7 +14,7 @@ class CurrentWait:
         self._open = ExitStack()
         self.what: str | None = None
 
-    def name(self, what: str, limit_s: float) -> None:
+    def name(self, what: str, limit_s: float | None) -> None:
         if what == self.what:
             return
         self._open.close()

@@ -48,7 +48,9 @@ POLL_S = 0.5
 START_LIMIT_S = 6 * 3600.0
 """For the warm-up, the first model weights and the first mixture."""
 IDLE_LIMIT_S = 3600.0
-"""Without any news from any log for so long, a run ends as making no progress."""
+"""Without any news from any log for so long, a run ends as making no progress, unless a log is full."""
+SHOW_FULL_S = 2.0
+"""When nothing has moved for so long, a full log is what everybody waits for."""
 COHORT_LIMIT = 1000
 """Messages in one atomic batch."""
 
@@ -215,7 +217,7 @@ class Dispatcher:
         if self.state.life.is_draining:
             return await self.finishing.work(wait, idle_s)
         if self.janitor.ledger_is_tight:
-            wait.name("space in LEDGER", IDLE_LIMIT_S)
+            wait.name("space in LEDGER", None)
             return False
         # Evaluations first: where they come among the requests then depends on steps alone.
         if self.state.published is not None:
@@ -229,11 +231,16 @@ class Dispatcher:
         if self.state.life.is_draining:
             return None
         ending = why_drain(self.state, self.run, exhausted=self.training.exhausted)
-        if ending is None and self.state.published is not None and idle_s > IDLE_LIMIT_S:
+        stands_still = idle_s > IDLE_LIMIT_S and not self.janitor.full
+        if ending is None and self.state.published is not None and stands_still:
             return Ending("no_progress", f"nothing has moved for {IDLE_LIMIT_S} s")
         return ending
 
     def _name_wait(self, wait: CurrentWait, idle_s: float) -> None:
+        if self.janitor.full and idle_s > SHOW_FULL_S:
+            # Only a reader that comes back, or a person, can make room; that may take as long as it takes.
+            wait.name(f"space in {', '.join(self.janitor.full)}", None)
+            return
         if self.state.published is None:
             wait.name("model weights of version 0 from the learner", START_LIMIT_S)
         elif self.state.mixture is None:

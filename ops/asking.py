@@ -9,7 +9,7 @@ from broker.errors import SluiceError
 from broker.messages import Incident
 from broker.telemetry import now_us, writer_id
 from broker.topology import Log
-from ops.progress import Pulse, queue_depths
+from ops.progress import Pulse, merged, queue_depths, silent_roles
 
 FLOW = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED, Log.LEDGER)
 PULSE_S = 1.0
@@ -20,8 +20,20 @@ ASK_WAIT_S = 0.3
 
 async def look(bus: Bus, wait_s: float) -> Pulse:
     """Queues of the logs, and what the processes say within `wait_s`."""
+    return await look_at_all(bus, wait_s, 0.0)
+
+
+async def look_at_all(bus: Bus, wait_s: float, limit_s: float) -> Pulse:
+    """As `look`, but asks until every role has answered, at most so long.
+
+    A process answers from its event loop, which may be busy for a second. When nobody answers at
+    all, there is nobody to wait for.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, statuses = loop.time() + limit_s, tuple(await bus.ask_status(wait_s))
+    while statuses and silent_roles(statuses) and loop.time() < deadline:
+        statuses = merged(statuses, await bus.ask_status(wait_s))
     states = {name: await bus.state(name) for name in FLOW}
-    statuses = tuple(await bus.ask_status(wait_s))
     stored = sum(state.last for state in states.values())
     return Pulse(statuses, queue_depths(states, statuses), stored=stored)
 

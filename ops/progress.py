@@ -11,6 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from broker.bus import LogState
 from broker.topology import Log
+from ops.roles import ROLES
 from ops.view import RunView
 
 PLAIN_EVERY_S = 5.0
@@ -50,6 +51,20 @@ def waited_for(pulse: Pulse) -> str:
     queues = {role: pulse.depths.get(role, 0) for role in ("policy", "verifier", "rollout")}
     longest = max(queues, key=lambda role: queues[role])
     return longest if queues[longest] else f"dispatcher (learner waits for {learner[0]})"
+
+
+def silent_roles(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Roles that no process answered for."""
+    heard = {role for status in statuses for role in str(status.get("role")).split(",")}
+    return [role for role in ROLES if role not in heard]
+
+
+def merged(
+    before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], ...]:
+    """The newest word of each process."""
+    found = {(one.get("role"), one.get("host"), one.get("pid")): one for one in (*before, *now)}
+    return tuple(found.values())
 
 
 COMPUTES = ("model", "warm-up", "step", "checkpoint")

@@ -1,4 +1,4 @@
-"""`sluice runs`, `sluice status` and `sluice stop`: what is there, what it waits for, end it."""
+"""`sluice runs`, `sluice status`, `sluice stop`: what is there, what it waits for; end it, delete it."""
 
 import argparse
 import asyncio
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ops.view import RunView
 
 ASK_WAIT_S = 1.0
+ANSWER_LIMIT_S = 5.0
+"""A process that computes may be late; one that has not answered by then is told as missing."""
 READ_WAIT_S = 10.0
 POLL_S = 1.0
 
@@ -22,6 +24,11 @@ POLL_S = 1.0
 def register(commands: Any) -> None:
     parser = add(commands, "runs", "the runs of a folder, newest last", runs)
     parser.add_argument("--json", action="store_true", help="an array of objects")
+    parser.add_argument(
+        "--delete",
+        metavar="RUN",
+        help="delete the run of this id: its logs, objects and folder; its history in Postgres stays",
+    )
     add_runs(parser)
     parser = add(commands, "status", "where a run stands, and what each process waits for", status)
     parser.add_argument("--json", action="store_true", help="one object")
@@ -41,6 +48,8 @@ def runs(asked: argparse.Namespace) -> int:
     from ops.paths import RunPaths, run_ids
 
     folder = runs_folder(asked)
+    if asked.delete is not None:
+        return wait_for(_delete(folder, asked.delete))
     rows = [_row(RunPaths(folder / run)) for run in run_ids(folder)]
     if asked.json:
         print(json.dumps(rows))
@@ -61,6 +70,35 @@ def _row(paths: "RunPaths") -> dict[str, Any]:
     known = {key: summary.get(key) for key in ("steps", "eval_first", "eval_last", "wall_s")}
     status = "running" if supervisor_alive(paths) else summary.get("status", "interrupted")
     return {"run_id": paths.run_id, "status": status, **known}
+
+
+async def _delete(folder: Path, name: str) -> int:
+    """Logs first: a run whose folder is gone could not be named any more."""
+    import os
+    import shutil
+
+    from broker.errors import BadConfiguration
+    from ops.paths import find_run, lock_run
+
+    paths = find_run(folder, name)
+    if paths.run_id != name:
+        raise BadConfiguration(
+            f"--delete {name!r}: expected a whole run id, such as {paths.run_id}"
+        )
+    lock = lock_run(paths)
+    try:
+        async with bus_of(folder, paths) as bus:
+            if statuses := await bus.ask_status(ASK_WAIT_S):
+                roles = sorted(str(status["role"]) for status in statuses)
+                raise BadConfiguration(
+                    f"run {name}: {', '.join(roles)} still at work; `sluice stop {name}` ends it first"
+                )
+            await bus.delete_run()
+        shutil.rmtree(paths.root)
+    finally:
+        os.close(lock)
+    print(f"{name}: logs, objects and {paths.root} deleted; its history stays in the store")
+    return 0
 
 
 def supervisor_alive(paths: "RunPaths") -> bool:
@@ -84,14 +122,14 @@ def status(asked: argparse.Namespace) -> int:
 async def _status(folder: Path, paths: "RunPaths", *, as_json: bool) -> int:
     from broker.telemetry import now_us
     from ops import settings
-    from ops.asking import look
-    from ops.progress import plain_line, role_lines
+    from ops.asking import look_at_all
+    from ops.progress import plain_line, role_lines, silent_roles
     from ops.view import read_view
 
     steps = settings.load(paths.config).run.steps
     async with bus_of(folder, paths) as bus:
         view = await read_view(bus, READ_WAIT_S)
-        pulse = await look(bus, ASK_WAIT_S)
+        pulse = await look_at_all(bus, ASK_WAIT_S, ANSWER_LIMIT_S)
     if as_json:
         print(json.dumps(_tree(view, pulse, steps), default=str))
         return 0
@@ -100,6 +138,9 @@ async def _status(folder: Path, paths: "RunPaths", *, as_json: bool) -> int:
         print(line)
     if not pulse.statuses:
         print("no process of this run answers")
+    elif view.ended is None:
+        for role in silent_roles(pulse.statuses):
+            print(f"{role}: no answer within {ANSWER_LIMIT_S:.0f} s; it does not run, or is stuck")
     for kind, count in view.incidents.most_common():
         print(f"incident {kind}: {count}")
     return 0

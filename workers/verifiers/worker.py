@@ -29,6 +29,7 @@ from broker.telemetry import Health, now_us, writer_id
 from broker.topology import VERIFIER, Log, kind_subjects
 from workers.verifiers import canaries
 from workers.verifiers.calls import Graded
+from workers.verifiers.intake import refuse_mistaken
 from workers.verifiers.pool import Pool
 from workers.verifiers.protocol import Finding, GraderBroken
 from workers.verifiers.settings import VerifierSettings
@@ -109,6 +110,7 @@ async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
         raise Poison(f"{event.KIND}: a verifier reads group_generated")
     if event.status == "failed" or event.request is None:
         return failed(event.group, event, event.reason or "no request", me)
+    refuse_mistaken(event)
     sample = event.request.sample
     try:
         graded = await pool.grade(

@@ -156,6 +156,15 @@ def test_a_second_copy_of_a_group_is_ignored():
     assert machine.open_groups == 1
 
 
+def test_a_second_copy_of_a_group_is_not_counted_again():
+    arrivals = [an_arrival(n, a_group_event(g, MIXED)) for n, g in ((1, 1), (2, 1), (3, 2))]
+
+    decisions = feed(a_machine(), arrivals)
+
+    (closed,) = [d for d in decisions if isinstance(d, Closed)]
+    assert sum(share.generated for share in closed.shares) == len(closed.members) == 2
+
+
 def test_after_a_restart_a_second_copy_of_a_decided_group_is_ignored():
     known = Recorded(groups={"00000001-0-0": Record(1, 1, "dropped", "filtered:x")})
     machine = a_machine(recorded=known)

@@ -112,7 +112,8 @@ class WindowMachine:
         """Take the next message of VERIFIED (train only) and return what is decided by it."""
         if arrival.sequence > self.position:
             self.position = arrival.sequence
-            self._count(arrival)
+            if not self._is_second_copy(arrival):
+                self._count(arrival)
         key = arrival.event.group
         if self._is_settled(arrival):
             return self._close_if_due()
@@ -151,15 +152,17 @@ class WindowMachine:
         if not arrival.failed and (not earlier or arrival.sequence <= recorded.ended_verified):
             self._statistics.saw_generated(event.group.domain)
 
+    def _is_second_copy(self, arrival: Arrival) -> bool:
+        group_id = arrival.event.group.group_id
+        record = self.recorded.groups.get(group_id)
+        again = record is not None and record.verified_seq != arrival.sequence
+        return again or group_id in self._seen
+
     def _is_settled(self, arrival: Arrival) -> bool:
         """A second copy, or output for a group that ended without us."""
         key = arrival.event.group
-        record = self.recorded.groups.get(key.group_id)
-        if key.group_id in self._seen:
-            return True
-        if record is not None:
-            return record.verified_seq != arrival.sequence
-        return key.request_seq <= self._floor
+        ended = key.group_id not in self.recorded.groups and key.request_seq <= self._floor
+        return ended or self._is_second_copy(arrival)
 
     def _decide(self, unit: Unit) -> list[Decision]:
         self._decided += len(unit.arrivals)

@@ -48,6 +48,8 @@ class Comparison:
     compared: int = 0
     missing: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that were not recorded."""
+    seconds: int = 0
+    """Messages of a group whose earlier one was recorded: only the first counts."""
     unnamed: int = 0
     """Messages whose headers say too little."""
 
@@ -99,7 +101,8 @@ async def _one_log(
     dead = f", {at.dead_lettered} dead letters" if at.dead_lettered else ""
     purged = f", from {state.first}" if state.first > 1 else ""
     purged += "" if whole else ", others purged"
-    return against, f"{log}: {seen.compared} messages{purged}, to {last}{dead}"
+    seconds = f", {seen.seconds} second copies" if seen.seconds else ""
+    return against, f"{log}: {seen.compared} messages{purged}, to {last}{dead}{seconds}"
 
 
 async def _compare(
@@ -114,8 +117,11 @@ async def _compare(
             if not counted:
                 break  # purged meanwhile
             wanted = _wanted(seen, counted, ends)
-            missing = await asyncio.to_thread(partial(_missing, connection, bus.run, log, wanted))
-            seen.compared += len(wanted)
+            missing, seconds = await asyncio.to_thread(
+                partial(_missing, connection, bus.run, log, wanted)
+            )
+            seen.compared += len(wanted) - seconds
+            seen.seconds += seconds
             seen.missing += [
                 {"log": log, "sequence": sequence, "group_id": group, "problem": "not recorded"}
                 for sequence, group in missing
@@ -146,21 +152,24 @@ def _wanted(
 
 def _missing(
     connection: Connection, run_id: str, log: Log, wanted: Sequence[tuple[int, str]]
-) -> list[tuple[int, str]]:
+) -> tuple[list[tuple[int, str]], int]:
+    """Those that were not recorded, and how many are second copies."""
     if not wanted:
-        return []
+        return [], 0
     with transaction(connection):
         if log is Log.LEDGER:
             bounds = {"run": run_id, "first": wanted[0][0], "last": wanted[-1][0]}
             found = {row[0] for row in connection.execute(LEDGER_ROWS.encode(), bounds)}
-            return [pair for pair in wanted if pair[0] not in found]
+            return [pair for pair in wanted if pair[0] not in found], 0
+        column = COLUMNS[log]
         query = (
-            f"SELECT {COLUMNS[log]}, group_id FROM prompt_group "
-            "WHERE run_id = %s AND group_id = ANY(%s)"
+            f"SELECT group_id, {column} FROM prompt_group "
+            f"WHERE run_id = %s AND group_id = ANY(%s) AND {column} IS NOT NULL"
         )
         groups = [group for _, group in wanted]
-        known = set(connection.execute(query.encode(), [run_id, groups]).fetchall())
-    return [pair for pair in wanted if pair not in known]
+        known = dict(connection.execute(query.encode(), [run_id, groups]).fetchall())
+    missing = [pair for pair in wanted if known.get(pair[1], pair[0] + 1) > pair[0]]
+    return missing, sum(known.get(group, sequence) < sequence for sequence, group in wanted)
 
 
 def _recorded(connection: Connection, run_id: str, log: Log, first: int, last: int) -> int:

@@ -65,6 +65,20 @@ async def test_all_hold_while_the_run_is_live_and_groups_are_in_flight(postgres_
     assert found["one_end"].detail.endswith("the run goes on")
 
 
+async def test_second_copies_that_a_mistaken_worker_stored_are_counted_and_not_missed(
+    postgres_url: str,
+):
+    world = a_small_run(ended=False)
+    world.say(world.logs[Log.GENERATED][3], world.logs[Log.VERIFIED][4])
+    with connect(postgres_url) as connection:
+        write(connection, RUN, [m for log in LOGS for m in world.stored(log)])
+
+    found = await proofs(postgres_url, await a_bus_with(world))
+
+    assert failed(found) == set()
+    assert "GENERATED: 11 messages, to 12, 1 second copies" in found["agrees_with_logs"].detail
+
+
 async def test_a_live_run_whose_logs_are_recorded_unevenly_is_not_accused(postgres_url: str):
     world = a_small_run(ended=False)
     with connect(postgres_url) as connection:
@@ -162,6 +176,14 @@ VIOLATIONS = {
     "a group that was not recorded": (
         "agrees_with_logs",
         "UPDATE prompt_group SET generated_seq = NULL WHERE group_id = '00000004-0-0'",
+    ),
+    "a group recorded as an earlier message than its own": (
+        "agrees_with_logs",
+        "UPDATE prompt_group SET generated_seq = generated_seq - 1 WHERE group_id = '00000004-0-0'",
+    ),
+    "a group recorded as a later message than its own": (
+        "agrees_with_logs",
+        "UPDATE prompt_group SET generated_seq = generated_seq + 1 WHERE group_id = '00000004-0-0'",
     ),
     "a group recorded from elsewhere": (
         "agrees_with_logs",

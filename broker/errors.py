@@ -17,6 +17,10 @@ class Poison(SluiceError):
     """The message can never be handled: its group fails, a copy goes to DEAD."""
 
 
+class Unasked(Poison):
+    """Nobody asked for it: a copy goes to DEAD, and no group ends by it."""
+
+
 class Conflict(SluiceError):
     """A compare-and-set publication was refused: somebody else wrote there first."""
 

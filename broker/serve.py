@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from broker.bus import Bus, Delivery, Handler
-from broker.errors import Conflict, Poison, Replaced, Retry, Unreachable
+from broker.errors import Conflict, Poison, Replaced, Retry, Unasked, Unreachable
 from broker.messages import Event, GroupKey
 from broker.telemetry import Health, dead_letters_total, handle_seconds, messages_total
 from broker.topology import MAX_DELIVERIES, Reader, group_from_headers
@@ -92,6 +92,8 @@ class Stage:
         except asyncio.CancelledError:
             await self.hand_back(delivery)
             raise
+        except Unasked as error:
+            await self._bury(delivery, str(error), [])
         except Poison as error:
             await self._give_up(delivery, event, str(error))
         except Retry as error:
@@ -137,12 +139,15 @@ class Stage:
         self._count(result)
 
     async def _give_up(self, delivery: Delivery, event: Event | None, reason: str) -> None:
+        group = _group_of(delivery, event)
+        ends = [] if group is None else [self._fail(group, event, reason)]
+        await self._bury(delivery, reason, ends)
+
+    async def _bury(self, delivery: Delivery, reason: str, ends: Sequence[Event]) -> None:
         """Both records are stored once however often this is repeated; then the message is done."""
         log.error("gave_up", role=self._reader.name, subject=delivery.stored.subject, reason=reason)
         await self._bus.dead_letter(delivery.stored, reason)
-        group = _group_of(delivery, event)
-        if group is not None:
-            await self._publish([self._fail(group, event, reason)])
+        await self._publish(ends)
         await delivery.ack()
         dead_letters_total.labels(self._reader.name).inc()
         self._count("failed")

@@ -10,7 +10,7 @@ import pytest_asyncio
 from broker.errors import Poison
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
-from broker.messages import GroupVerified, LogPurged, RunEnded
+from broker.messages import GroupVerified, Incident, LogPurged, RunEnded
 from broker.telemetry import Health
 from broker.topology import Log, kind_subjects
 from tests.builders import AT_US, WRITER, a_generated, a_generation, a_request, a_sample
@@ -100,7 +100,12 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
     ]
     await ours.publish(LogPurged(writer_id=WRITER, at_us=AT_US, floor=2))
     for group in groups:
+        assert group.request is not None
+        await ours.publish(group.request, expect_subject=0)
         await ours.publish(group, expect_subject=0)
+    # Below the floor it is purged; above, nobody ever asked for it.
+    await ours.publish(a_generated(a_request("00000001-9-0")), expect_subject=0)
+    await ours.publish(a_generated(a_request("00000021-0-0")), expect_subject=0)
 
     role = asyncio.create_task(
         worker.run(
@@ -109,7 +114,7 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
     )
     cursor = await ours.cursor(Log.VERIFIED, 0, [kind_subjects("run", "group_verified")])
     found: list[GroupVerified] = []
-    while len(found) < 18:
+    while len(found) < 18 or not (await ours.state(Log.DEAD)).messages:
         async with asyncio.timeout(30):
             for stored in await cursor.read(20, 1.0):
                 event = stored.event()
@@ -121,6 +126,10 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
     async with asyncio.timeout(15):
         await role
 
+    told = await ours.last(Log.LEDGER, kind_subjects("run", Incident.KIND))
+    assert told is not None
+    assert told.event().detail == "nobody asked for group 00000021-0-0"  # type: ignore[union-attr]
+    assert (await ours.state(Log.DEAD)).messages == 1
     scores = {v.group.group_id: v.verdicts[0].score for v in found}
     assert scores == {f"{i:08d}-0-0": float(i % 2) for i in range(3, 21)}
 

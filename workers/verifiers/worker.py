@@ -12,13 +12,15 @@ import structlog
 from prometheus_client import Counter
 
 from broker.bus import Bus
-from broker.errors import Poison, Retry
+from broker.errors import Poison, Retry, Unasked
 from broker.messages import (
     Event,
     Generation,
     GroupGenerated,
     GroupKey,
+    GroupRequested,
     GroupVerified,
+    Incident,
     LogPurged,
     RunEnded,
     RunStarted,
@@ -26,7 +28,7 @@ from broker.messages import (
 )
 from broker.serve import serve
 from broker.telemetry import Health, now_us, writer_id
-from broker.topology import VERIFIER, Log, kind_subjects
+from broker.topology import VERIFIER, Log, group_subject, kind_subjects
 from workers.verifiers import canaries
 from workers.verifiers.calls import Graded
 from workers.verifiers.intake import refuse_mistaken
@@ -54,6 +56,8 @@ async def run(bus: Bus, *, settings: VerifierSettings, health: Health, stop: asy
         async def handle(event: Event) -> Sequence[Event]:
             if ledger.is_over(event):
                 return []
+            if not await is_asked_for(bus, event):
+                return await ledger.refuse_unasked(bus, event, me)
             return [await verified(event, pool, me)]
 
         def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
@@ -88,20 +92,46 @@ class Ledger:
         group = getattr(event, "group", None)
         return isinstance(group, GroupKey) and group.request_seq <= self._floor
 
+    async def refuse_unasked(self, bus: Bus, event: Event, me: str) -> list[Event]:
+        """Nothing, if its request was purged meanwhile; Unasked and an incident, if there never was one."""
+        await self._read_floor(bus)
+        if self.is_over(event):
+            return []
+        group = getattr(event, "group", None)
+        reason = f"nobody asked for group {getattr(group, 'group_id', None)}"
+        await bus.publish(
+            Incident(
+                writer_id=me, at_us=now_us(), kind="unasked_group", role="verifier", detail=reason
+            )
+        )
+        raise Unasked(reason)
+
     async def follow(self, bus: Bus, stop: asyncio.Event) -> None:
         while not stop.is_set() and not await self._ended(bus):
-            purged = await bus.last(Log.LEDGER, kind_subjects(bus.run, LogPurged.KIND))
-            event = purged.event() if purged else None
-            if isinstance(event, LogPurged):
-                self._floor = event.floor
+            await self._read_floor(bus)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), POLL_S)
         self.done.set()
+
+    async def _read_floor(self, bus: Bus) -> None:
+        purged = await bus.last(Log.LEDGER, kind_subjects(bus.run, LogPurged.KIND))
+        event = purged.event() if purged else None
+        if isinstance(event, LogPurged):
+            self._floor = event.floor
 
     async def _ended(self, bus: Bus) -> bool:
         ended = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunEnded.KIND))
         started = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunStarted.KIND))
         return ended is not None and (started is None or started.sequence < ended.sequence)
+
+
+async def is_asked_for(bus: Bus, event: Event) -> bool:
+    """Whether the log holds the request of the event's group."""
+    group = getattr(event, "group", None)
+    if not isinstance(group, GroupKey):
+        return True
+    subject = group_subject(bus.run, GroupRequested.KIND, group)
+    return await bus.last(Log.REQUESTS, subject) is not None
 
 
 async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:

@@ -22,6 +22,7 @@ from store.audit import verify
 
 ROOT = Path(__file__).parents[2]
 DYING_WORKER = Path(__file__).with_name("dying_worker.py")
+MISTAKEN_WORKER = Path(__file__).with_name("mistaken_worker.py")
 ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
 LIGHT = "dispatcher,verifier,policy,recorder"
 """The roles without torch, as one process: what a test does not kill need not cost a start each."""
@@ -149,15 +150,21 @@ class Cluster:
         self,
         *roles: str,
         dying: str | None = None,
+        mistaken: tuple[str, str] | None = None,
         resume: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a process per role ("learner", "rollout#2", "policy,verifier"), all at once.
 
         dying: the point at which it kills itself, see `dying_worker`.
+        mistaken: how wrong its clock is and what it does wrongly, see `mistaken_worker`.
         """
         variables = {**self.environment, "SLUICE_PARENT": str(os.getpid()), **(environment or {})}
-        worker = ["-m", "ops.cli", "worker"] if dying is None else [str(DYING_WORKER), dying]
+        worker = ["-m", "ops.cli", "worker"]
+        if dying is not None:
+            worker = [str(DYING_WORKER), dying]
+        elif mistaken is not None:
+            worker = [str(MISTAKEN_WORKER), *mistaken]
         for role in roles:
             names = ",".join(name.split("#")[0] for name in role.split(","))
             with (self.directory / f"{role}.log").open("ab") as log:
@@ -168,6 +175,14 @@ class Cluster:
                     stderr=log,
                     env=variables,
                 )
+
+    def kill(self, *roles: str) -> None:
+        """SIGKILL to all of them, at once."""
+        dying = [self.processes.pop(role) for role in roles]
+        for process in dying:
+            process.kill()
+        for process in dying:
+            process.wait(timeout=10)
 
     def terminate(self, role: str) -> float:
         """SIGTERM; returns how long the process took to leave, which it must with code 0."""

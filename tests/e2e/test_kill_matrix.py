@@ -1,0 +1,71 @@
+"""Whatever a run is made of may die at any moment: it completes, nothing lost, doubled or different."""
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.e2e.cluster import ROLES
+from tests.e2e.kill_matrix import case, deployed, try_out
+from tests.e2e.kills import KINDS, Deployment, Postgres, examine
+
+SEED = 11
+STEPS = 64
+"""More than are taken while everything dies in turn."""
+RECOVERY_LIMIT_S = 90.0
+"""What a killed worker held comes again after 30 s; a restart takes seconds on a quiet machine."""
+MOMENT_S = 0.3
+"""A kill falls within this after a step was committed: anywhere in a step or two."""
+WITHOUT_STORE = ("dispatcher", "policy", "learner")
+"""They die and come back while Postgres is away."""
+WITH_STORE = ("nats", "recorder", "rollout", "verifier", "all")
+SWEEP = 100
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    # Not under pytest's folder, which is closed to the user that the server runs as.
+    with TemporaryDirectory(prefix="sluice-postgres-") as folder:
+        server = Postgres(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def strike_in_turn(deployment: Deployment, kinds: Sequence[str], rng: random.Random) -> None:
+    """Kill each at a moment of its own, and see a step committed before the next."""
+    for kind in kinds:
+        deployment.strike_within(MOMENT_S, kind, rng)
+        deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
+
+
+def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, postgres: Postgres):
+    assert {*WITHOUT_STORE, *WITH_STORE, "postgres"} == set(KINDS)
+    rng = random.Random(SEED)
+    options = {"steps": STEPS, "checkpoint_every": 7, "run_extra": "no_progress_steps = 100"}
+    with deployed(tmp_path, postgres, "matrix", **options) as deployment:
+        deployment.run.start(*ROLES)
+        deployment.wait_step(1, limit_s=RECOVERY_LIMIT_S)
+
+        with ThreadPoolExecutor(1) as beside:
+            away = beside.submit(deployment.strike, "postgres", random.Random(SEED))
+            strike_in_turn(deployment, WITHOUT_STORE, rng)
+            away.result()
+        strike_in_turn(deployment, WITH_STORE, rng)
+        deployment.run.wait_end(limit_s=180)
+
+        found = examine(deployment, STEPS)
+        assert found.problems == []
+        assert found.redone > 0, "the learner was never killed after a step"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(SWEEP))
+def test_a_run_outlives_a_kill_at_any_moment(number: int, tmp_path: Path, postgres: Postgres):
+    outcome = try_out(case(number, SEED), tmp_path, postgres)
+
+    assert outcome.problems == []

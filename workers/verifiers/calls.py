@@ -30,6 +30,8 @@ class Call:
     frame: wire.Frame
     graded: Graded
     stage: str = "build"
+    alone_s: float = 0.0
+    """What the verifier itself may take for one answer."""
     done: bool = False
 
 
@@ -40,6 +42,7 @@ def take(frame: wire.Frame, call: Call) -> None:
         case "ready":
             graded.verifier = cast(str, frame["verifier"])
             graded.version = cast(str, frame["version"])
+            call.alone_s = cast(float, frame["alone_s"])
             call.stage = "target"
         case "gold":
             call.stage = "answers"

@@ -46,6 +46,13 @@ class Compose(Verifier):
             raise ValueError(f"parts: weights {weights}: expected all stated, with sum 1")
         return self
 
+    def ready(self) -> None:
+        for part in self.parts:
+            registry.build(part.verifier).ready()
+
+    def alone_s(self) -> float:
+        return sum(registry.build(part.verifier).alone_s() for part in self.parts)
+
     def check(self, target: str | None, item: Json) -> None:
         for part in self.parts:
             registry.build(part.verifier).check(target, item)

@@ -55,14 +55,17 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
     item = cast(Json, call["item"])
     try:
         verifier = registry.build(spec)
+        verifier.ready()
         name, version = registry.identity(spec)
         _judge_canaries(str(registry.normalised(spec)["name"]))
     except BadConfiguration as error:
         yield {"at": "error", "detail": str(error)}
         return
-    yield {"at": "ready", "verifier": name, "version": version}
+    alone_s = verifier.alone_s()
+    yield {"at": "ready", "verifier": name, "version": version, "alone_s": alone_s}
     answers = cast("list[tuple[int, str]]", call.get("answers", []))
-    if answers:
+    # In the quick lane a slow verifier judges nothing: the pool asks again, an answer at a time.
+    if answers and not (call.get("quick") and alone_s > 0):
         yield from _judge(verifier, cast("str | None", call["target"]), item, answers)
     keyed = cast("list[tuple[int, str, str]]", call.get("classify", []))
     found = classify(

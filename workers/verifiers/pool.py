@@ -2,7 +2,9 @@
 
 Two lanes. In the quick lane a process judges a group's answers in a row; an answer that takes noticeably
 long, or kills the process, leaves the lane with the rest of its group, so that it delays nobody else. In the
-other lane each answer is judged alone, in a fresh process, up to the full limit. Only there is fault decided:
+other lane each answer is judged alone, in a fresh process, up to the full limit; a verifier with limits of
+its own (programs in the sandbox) sends all its answers there, and gets the time it states. Only there is
+fault decided:
 
 - the answer's (0, with a reason): the process reached its memory limit or crashed, or the deadline passed
   while it was computing. A process that is kept from computing by a busy machine gets more time, up to
@@ -102,7 +104,7 @@ class Pool:
             "seconds": self._deadline_s / 2,
         }
         todo = sorted(answers.items())
-        call = Call(base | {"answers": todo}, graded)
+        call = Call(base | {"answers": todo, "quick": True}, graded)
         await self._quickly(call)
         if graded.broken:
             return graded
@@ -191,7 +193,8 @@ class Pool:
             grader.writer.write(wire.pack(call.frame))
             await asyncio.wait_for(grader.writer.drain(), self._deadline_s)
             while not call.done:
-                limit = BUILD_S if call.stage == "build" else self._deadline_s
+                judging = max(self._deadline_s, call.alone_s)
+                limit = BUILD_S if call.stage == "build" else judging
                 take(await self._word(grader, limit, quick and call.stage != "build"), call)
         except TimeoutError as error:
             raise Hung from error

@@ -57,6 +57,16 @@ class Verifier(Settings):
     canaries: ClassVar[tuple[Canary, ...]] = ()
     """Judged with default options when a worker starts, or when a verifier of one's own is first used."""
 
+    def ready(self) -> None:
+        """Raise BadConfiguration when something that it needs is not installed."""
+
+    def alone_s(self) -> float:
+        """Seconds that one answer may take by the verifier's own limits; then each is judged by itself.
+
+        0: it is quick, and the pool's limits hold. Otherwise the pool waits that long before its own do.
+        """
+        return 0.0
+
     def check(self, target: str | None, item: Json) -> None:
         """Raise Ungradable when nothing could ever be compared with this target."""
 

@@ -20,13 +20,16 @@ from broker.messages import Json
 from workers.verifiers.protocol import Verifier
 
 BUILTIN: Mapping[str, str] = {
+    "bleu": "workers.verifiers.bleu:Bleu",
     "choice": "workers.verifiers.choice:Choice",
+    "code": "workers.verifiers.code:Code",
     "compose": "workers.verifiers.compose:Compose",
     "exact": "workers.verifiers.exact:Exact",
     "format": "workers.verifiers.format:Format",
     "knights_knaves": "workers.verifiers.knights_knaves:KnightsKnaves",
     "math": "workers.verifiers.math:Math",
     "numeric": "workers.verifiers.numeric:Numeric",
+    "reasoning_gym": "workers.verifiers.reasoning_gym:ReasoningGym",
     "steps": "workers.verifiers.steps:Steps",
 }
 

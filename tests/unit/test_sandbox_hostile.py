@@ -1,0 +1,83 @@
+"""Programs that cheat or harm: none passes, each ends in time with a reason, nothing of them is left."""
+
+import platform
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile_programs import PROGRAMS, RIGHT
+from workers.verifiers.code import Code
+
+TESTS = [
+    {"args": [2], "expected": 11},
+    {"args": [3], "expected": 16},
+    {"args": [-1], "expected": 8},
+]
+VERIFIER = Code(
+    entry="f", seconds=0.5, total_seconds=1.5, memory_bytes=128 << 20, output_bytes=65536
+)
+GROWTH_KIB = 48 * 1024
+IN_TIME_S = 30.0
+"""Of wall clock, on a busy machine; a program that was not stopped would run for minutes."""
+
+
+def fenced(source: str) -> str:
+    return f"```python\n{source}```"
+
+
+def sandboxed() -> set[int]:
+    """Processes of any sandbox of this machine."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"The program's side" in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def test_the_task_can_be_solved_in_the_same_sandbox():
+    finding = VERIFIER.grade(fenced(RIGHT), None, {"tests": TESTS})
+
+    assert (finding.status, finding.score, finding.detail) == ("ok", 1.0, "")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system-call numbers of x86_64")
+@pytest.mark.parametrize("mechanism", PROGRAMS)
+def test_no_hostile_program_passes_and_none_is_left(mechanism: str, listener: socket.socket):
+    before = sandboxed()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    port = str(listener.getsockname()[1])
+    assert len(PROGRAMS[mechanism]) >= 3
+
+    for source in PROGRAMS[mechanism]:
+        started = time.monotonic()
+        finding = VERIFIER.grade(fenced(source.replace("PORT", port)), None, {"tests": TESTS})
+
+        assert (finding.status, finding.score) == ("ok", 0.0), source
+        assert finding.detail, source
+        assert time.monotonic() - started < IN_TIME_S, source
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < GROWTH_KIB
+    wait_until_gone(sandboxed() - before)
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    """Other tests' sandboxes may have come meanwhile: they go as well."""
+    deadline = time.monotonic() + IN_TIME_S
+    while pids & sandboxed():
+        assert time.monotonic() < deadline, f"left: {pids & sandboxed()}"
+        time.sleep(0.05)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from store.rebuild import Rebuilt
 
 
+NOT_THERE = 404
+"""Code of the broker's answer when a run's logs were deleted, or never made."""
+
+
 def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
@@ -76,32 +80,40 @@ def rebuild(asked: argparse.Namespace) -> int:
 
 async def _rebuild(asked: argparse.Namespace) -> int:
     from broker.telemetry import Health
+    from broker.wire import ApiError
     from store import schema
     from store.rebuild import rebuild as fill
     from store.settings import StoreSettings
 
-    folder = runs_folder(asked)
-    found = []
+    folder, settings = runs_folder(asked), StoreSettings()
+    trees: list[dict[str, Any]] = []
     async with store_of(folder) as url:
         await asyncio.to_thread(schema.upgrade, url)
         for opening in await buses_of(folder, asked.run):
             async with opening as bus:
-                done = await fill(bus, url, settings=StoreSettings(), health=Health("rebuild"))
-            found.append(done)
+                try:
+                    done = await fill(bus, url, settings=settings, health=Health("rebuild"))
+                except ApiError as error:
+                    if error.code != NOT_THERE:
+                        raise
+                    lacks = ["the broker holds no logs of this run"]
+                    trees.append({"run_id": bus.run, "complete": False, "lacks": lacks})
+                else:
+                    trees.append(_rebuilt_tree(done))
             if not asked.json:
-                _tell_rebuilt(done)
+                _tell_rebuilt(trees[-1])
     if asked.json:
-        print(json.dumps([_rebuilt_tree(done) for done in found]))
-    elif not found:
+        print(json.dumps(trees))
+    elif not trees:
         print("no run to rebuild", file=sys.stderr)
-    return 1 if any(done.missing for done in found) else 0
+    return 0 if all(tree["complete"] for tree in trees) else 1
 
 
-def _tell_rebuilt(done: "Rebuilt") -> None:
-    dead = f", {done.undecodable} of them unreadable" if done.undecodable else ""
-    what = "NOT COMPLETE: part of its logs was purged" if done.missing else "complete"
-    print(f"{done.run_id}: {done.messages} messages{dead}; {what}")
-    for line in done.missing.lines():
+def _tell_rebuilt(tree: Mapping[str, Any]) -> None:
+    dead = f", {tree['undecodable']} of them unreadable" if tree.get("undecodable") else ""
+    what = "complete" if tree["complete"] else "NOT COMPLETE"
+    print(f"{tree['run_id']}: {tree.get('messages', 0)} messages{dead}; {what}")
+    for line in tree["lacks"]:
         print(f"  {line}")
 
 
@@ -111,6 +123,7 @@ def _rebuilt_tree(done: "Rebuilt") -> dict[str, Any]:
         "messages": done.messages,
         "undecodable": done.undecodable,
         "complete": not done.missing,
+        "lacks": done.missing.lines(),
         **done.missing.tree(),
     }
 

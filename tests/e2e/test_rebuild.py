@@ -1,6 +1,7 @@
 """`sluice db rebuild`: a lost database costs nothing while the logs are there."""
 
 import json
+from collections.abc import Callable
 
 import psycopg
 
@@ -47,3 +48,18 @@ def test_a_run_that_the_broker_does_not_hold_is_refused(finished_run: Cluster, p
 
     assert "run nosuch: the broker holds no logs of it" in refused.stderr
     assert finished_run.run in refused.stderr
+
+
+def test_a_run_whose_logs_are_gone_is_told_as_incomplete(start_run: Callable[..., Cluster]):
+    run = start_run("gone")
+    run.run_dir.mkdir(parents=True)
+    (run.run_dir / "config.toml").write_text(run.config.read_text())
+
+    # Without a URL the runs folder has a server of its own, which never held this run.
+    alone = {"SLUICE_NATS__URL": ""}
+    out = run.sluice("db", "rebuild", code=1, environment=alone).stdout
+
+    assert out.splitlines() == [
+        f"{run.run}: 0 messages; NOT COMPLETE",
+        "  the broker holds no logs of this run",
+    ]

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,13 +119,9 @@ def try_out(one: Case, directory: Path, postgres: Postgres) -> Outcome:
             deployment.wait_step(one.after_step, limit_s=END_LIMIT_S)
             time.sleep(one.delay_s)
             reached, killed_at = deployment.step(), time.monotonic()
-            with ThreadPoolExecutor(1) as beside:
-                away = beside.submit(deployment.strike, one.kind, rng)
-                if one.kind != "postgres":  # steps go on without it
-                    away.result()
+            with deployment.striking(one.kind, rng):
                 deployment.wait_step(min(reached + 1, STEPS), limit_s=END_LIMIT_S)
                 recovered = time.monotonic() - killed_at
-                away.result()
             run.wait_end(limit_s=END_LIMIT_S)
         except AssertionError as error:
             problems = [str(error)]

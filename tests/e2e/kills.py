@@ -86,26 +86,31 @@ class Deployment:
         """Names of the processes that work at a role."""
         return [name for name in self.processes if role in name.split(",")]
 
-    def strike(self, kind: str, rng: random.Random) -> None:
-        """Kill it, and start it again."""
+    @contextmanager
+    def striking(self, kind: str, rng: random.Random) -> Iterator[None]:
+        """Kill it, and start it again; Postgres comes back only at the end of the block, after its time."""
+        if kind == "postgres":
+            self.postgres.stop()
+            back_at = time.monotonic() + POSTGRES_AWAY_S
+            try:
+                yield
+                time.sleep(max(0.0, back_at - time.monotonic()))
+            finally:
+                self.postgres.start()
+            return
+        self._strike(kind, rng)
+        yield
+
+    def _strike(self, kind: str, rng: random.Random) -> None:
         if kind == "nats":
             os.kill(self.nats.pid, signal.SIGKILL)
             time.sleep(rng.uniform(0, NATS_AWAY_S))
             self.nats.restart()
-        elif kind == "postgres":
-            self.postgres.stop()
-            time.sleep(POSTGRES_AWAY_S)
-            self.postgres.start()
         else:
             names = self.processes if kind == "all" else self.holding(kind)
             assert names, f"{kind}: no such process among {self.processes}"
             self.run.kill(*names)
             self.run.start(*names)
-
-    def strike_within(self, seconds: float, kind: str, rng: random.Random) -> None:
-        """Kill it at some moment from now."""
-        time.sleep(rng.uniform(0, seconds))
-        self.strike(kind, rng)
 
     def step(self) -> int:
         """The newest step that the learner says to have committed; 0 before."""

@@ -1,8 +1,8 @@
 """Whatever a run is made of may die at any moment: it completes, nothing lost, doubled or different."""
 
 import random
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,8 +39,9 @@ def postgres() -> Iterator[Postgres]:
 def strike_in_turn(deployment: Deployment, kinds: Sequence[str], rng: random.Random) -> None:
     """Kill each at a moment of its own, and see a step committed before the next."""
     for kind in kinds:
-        deployment.strike_within(MOMENT_S, kind, rng)
-        deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
+        time.sleep(rng.uniform(0, MOMENT_S))
+        with deployment.striking(kind, rng):
+            deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
 
 
 def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, postgres: Postgres):
@@ -51,10 +52,8 @@ def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, po
         deployment.run.start(*ROLES)
         deployment.wait_step(1, limit_s=RECOVERY_LIMIT_S)
 
-        with ThreadPoolExecutor(1) as beside:
-            away = beside.submit(deployment.strike, "postgres", random.Random(SEED))
+        with deployment.striking("postgres", rng):
             strike_in_turn(deployment, WITHOUT_STORE, rng)
-            away.result()
         strike_in_turn(deployment, WITH_STORE, rng)
         deployment.run.wait_end(limit_s=180)
 

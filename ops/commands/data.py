@@ -1,0 +1,133 @@
+"""`sluice data`: datasets in and out, and their overlap."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BadConfiguration, SluiceError
+from ops.commands.common import add
+
+if TYPE_CHECKING:
+    from store.datasets.rows import Row
+
+
+def register(commands: Any) -> None:
+    root = commands.add_parser("data", help="datasets: import, export, overlap audit")
+    verbs = root.add_subparsers(metavar="VERB", required=True)
+    parser = add(verbs, "import", "JSONL or Parquet in, a version of a dataset out", import_file)
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--name", metavar="NAME", help="of the dataset (default: the file's)")
+    parser.add_argument(
+        "--verifier", metavar="SPEC", help="for rows that name none: a name, or JSON"
+    )
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out")
+    parser.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="OURS=THEIRS",
+        help="another field's name, such as prompt=question",
+    )
+    parser.add_argument(
+        "--gsm8k", action="store_true", help="the target holds steps, `####` and the gold"
+    )
+    _add_folder(parser)
+    parser = add(verbs, "export", "a version as Parquet and manifest", export_version)
+    parser.add_argument("dataset", metavar="NAME[/VERSION]|DIR")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    _add_folder(parser)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--datasets",
+        type=Path,
+        metavar="DIR",
+        help="folder of the datasets (default: $SLUICE_DATASETS or ./datasets)",
+    )
+
+
+def folder_of(asked: argparse.Namespace) -> Path:
+    if asked.datasets is not None:
+        return asked.datasets
+    return Path(os.environ.get("SLUICE_DATASETS", "datasets"))
+
+
+def import_file(asked: argparse.Namespace) -> int:
+    from store.datasets import importing
+
+    folder, manifest = importing.run(
+        asked.file,
+        asked.name or asked.file.stem,
+        folder_of(asked),
+        check=gradable(_spec(asked.verifier)),
+        prepare=_prepare(asked.field, gsm8k=asked.gsm8k),
+        skip_bad=asked.skip_bad,
+    )
+    left_out = f", {manifest.refused} bad ones left out" if manifest.refused else ""
+    print(f"{manifest.dataset}:{manifest.version}: {manifest.rows} rows{left_out}: {folder}")
+    return 0
+
+
+def export_version(asked: argparse.Namespace) -> int:
+    from store.datasets import layout, stored
+
+    direct = Path(asked.dataset)
+    folder = layout.find(direct if direct.is_dir() else folder_of(asked) / asked.dataset)
+    manifest = stored.export(folder, asked.to)
+    print(f"{manifest.dataset}:{manifest.version}: {manifest.rows} rows: {asked.to}")
+    return 0
+
+
+def _spec(text: str | None) -> dict[str, Any] | None:
+    from workers.verifiers import registry
+
+    if text is None:
+        return None
+    try:
+        spec = json.loads(text) if text.startswith("{") else text
+    except ValueError as error:
+        raise BadConfiguration(f"--verifier {text!r}: not JSON: {error}") from error
+    table = registry.absolute(spec, Path.cwd())
+    registry.build(table)
+    return table
+
+
+def gradable(spec: dict[str, Any] | None) -> "Callable[[Row], None]":
+    """Raises ValueError for a row whose verifier is unknown, or whose target nothing could equal."""
+    from workers.verifiers import registry
+
+    def check(row: "Row") -> None:
+        stated = spec if row.verifier is None else row.verifier
+        if stated is None or not row.labeled:
+            return
+        try:
+            registry.build(stated).check(row.target, dict(row.options))
+        except SluiceError as error:
+            raise ValueError(str(error)) from error
+
+    return check
+
+
+def _prepare(fields: list[str], *, gsm8k: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    from workers.dispatcher.gsm8k import parse_answer
+
+    renamed = dict(pair.partition("=")[::2] for pair in fields)
+    bad = [ours for ours, theirs in renamed.items() if not ours or not theirs]
+    if bad:
+        raise BadConfiguration(f"--field {bad[0]!r}: expected OURS=THEIRS")
+    if gsm8k:
+        renamed = {"prompt": "question", "target": "answer"} | renamed
+
+    def prepare(raw: dict[str, Any]) -> dict[str, Any]:
+        row = {key: value for key, value in raw.items() if key not in renamed.values()}
+        row |= {ours: raw.get(theirs) for ours, theirs in renamed.items()}
+        if gsm8k:
+            target, solution, steps = parse_answer(str(row["target"]))
+            row |= {"target": target, "solution": solution, "difficulty": steps}
+        return row
+
+    return prepare

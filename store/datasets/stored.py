@@ -1,0 +1,39 @@
+"""Reading and exporting a version of a dataset."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from broker.errors import BadConfiguration
+from store.datasets import layout, parquet
+from store.datasets.importing import canonical
+from store.datasets.layout import Manifest
+from store.datasets.rows import Row, read
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """The rows of a version, in their order."""
+    for place, raw in enumerate(parquet.raw_rows(folder / layout.ROWS)):
+        try:
+            yield read(raw, place)
+        except ValueError as error:
+            raise BadConfiguration(f"{folder / layout.ROWS}:{place + 1}: {error}") from error
+
+
+def export(folder: Path, to: Path) -> Manifest:
+    """Copy a version to another folder, after checking that its rows are what the manifest says."""
+    manifest = layout.read_manifest(folder)
+    digest, count = hashlib.sha256(), 0
+    for row in rows(folder):
+        digest.update(canonical(row))
+        count += 1
+    if digest.hexdigest() != manifest.sha256:
+        raise BadConfiguration(
+            f"{folder}: {count} rows with digest {digest.hexdigest()[:12]}; the manifest says "
+            f"{manifest.rows} with {manifest.version}"
+        )
+    to.mkdir(parents=True, exist_ok=True)
+    for name in (layout.ROWS, layout.MANIFEST):
+        shutil.copyfile(folder / name, to / name)
+    return manifest

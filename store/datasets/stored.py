@@ -14,11 +14,24 @@ from store.datasets.rows import Row, read
 
 def rows(folder: Path) -> Iterator[Row]:
     """The rows of a version, in their order."""
-    for place, raw in enumerate(parquet.raw_rows(folder / layout.ROWS)):
+    return rows_of(folder / layout.ROWS)
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """The rows of a Parquet file; BadConfiguration names the first bad one."""
+    for place, raw in enumerate(parquet.raw_rows(path)):
         try:
             yield read(raw, place)
         except ValueError as error:
-            raise BadConfiguration(f"{folder / layout.ROWS}:{place + 1}: {error}") from error
+            raise BadConfiguration(f"{path}:{place + 1}: {error}") from error
+
+
+def digest_of(path: Path) -> str:
+    """What the version of these rows would be, had they been imported."""
+    digest = hashlib.sha256()
+    for row in rows_of(path):
+        digest.update(canonical(row))
+    return digest.hexdigest()
 
 
 def export(folder: Path, to: Path) -> Manifest:

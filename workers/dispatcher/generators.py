@@ -17,8 +17,10 @@ from workers.dispatcher.items import Item, ItemSet, Problem
 from workers.dispatcher.permutation import permute
 from workers.dispatcher.settings import SourceSettings
 from workers.dispatcher.tasks.addition import Addition
+from workers.dispatcher.tasks.knights import Knights
 from workers.dispatcher.tasks.logic import Logic
 from workers.dispatcher.tasks.ordering import Ordering
+from workers.dispatcher.tasks.reasoning import Reasoning
 
 HELD_OUT_LIMIT = 1000
 TRAIN_ITEMS = 10_000
@@ -44,8 +46,10 @@ class Task(Protocol):
 
 TASKS: dict[str, Callable[..., Task]] = {
     "addition": Addition,
+    "knights": Knights,
     "logic": Logic,
     "ordering": Ordering,
+    "reasoning": Reasoning,
 }
 
 

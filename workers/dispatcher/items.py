@@ -28,10 +28,14 @@ class Item:
     index: int
     """Of the row in its file, or of the problem in its generator; never reused for another."""
     prompt: Prompt
-    target: str
+    target: str | None
+    """None: unlabelled."""
     solution: str | None
     difficulty: float | None
     options: Json = field(default_factory=dict)
+    verifier: Json | None = None
+    """None: the source's."""
+    level: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ class SourceSettings(Settings):
 
     domain: Token
     path: Path | None = None
-    """A JSONL file; its fields are named below."""
+    """A JSONL file, whose fields are named below; a Parquet file; or the folder of an imported dataset."""
     generator: str | None = None
-    """A seeded generator by name (`addition`, `knights`, ...) or `./mine.py:Name`."""
+    """A seeded generator by name (`addition`, `knights`, `reasoning`, ...) or `./mine.py:Name`."""
     options: Json = {}
     """Arguments of the generator, or of the row filter."""
     share: Annotated[float, Field(gt=0)] = 1.0
@@ -28,6 +28,9 @@ class SourceSettings(Settings):
     target_field: str = "target"
     solution_field: str | None = "solution"
     """Worked solution for the warm-up; optional in a row."""
+    levels: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Static mix of levels, such as `{L1 = 20, L2 = 45, L3 = 30, L4 = 5}`; empty: as the rows are. A level is
+    the row's own, or its difficulty."""
     max_rows: Annotated[int, Field(ge=1)] | None = None
     skip_bad: bool = False
     eval_path: Path | None = None

@@ -6,11 +6,13 @@ Every pass goes through all items once, in an order of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from broker.errors import BadConfiguration
 from broker.messages import Sample
-from workers.dispatcher import generators, jsonl
+from workers.dispatcher import generators, jsonl, stored
 from workers.dispatcher.items import Item, ItemSet
+from workers.dispatcher.levels import LevelMix
 from workers.dispatcher.permutation import permute
 from workers.dispatcher.rendering import Renderer
 from workers.dispatcher.settings import SourceSettings
@@ -27,6 +29,8 @@ class Source:
     held_out: ItemSet
     passes: int | None = None
     """Exhausted after this many; None: never."""
+    mix: LevelMix | None = None
+    """None: all items alike."""
 
     @property
     def domain(self) -> str:
@@ -34,6 +38,9 @@ class Source:
 
     def item(self, position: int) -> tuple[Item, int]:
         """(item, pass) of the draw with that number, from 0."""
+        if self.mix is not None:
+            place, pass_no = self.mix.place(position, f"{self.seed}:{self.domain}")
+            return self.train.items[place], pass_no
         size = len(self.train.items)
         pass_no, place = divmod(position, size)
         key = f"{self.seed}:{self.domain}:{pass_no}"
@@ -61,8 +68,8 @@ class Source:
             difficulty=item.difficulty,
             prompt=item.prompt,
             target=item.target,
-            labeled=True,
-            verifier=self.settings.verifier,
+            labeled=item.target is not None,
+            verifier=self.settings.verifier if item.verifier is None else item.verifier,
             options=item.options,
         )
 
@@ -82,10 +89,17 @@ def _load_one(settings: SourceSettings, renderer: Renderer, seed: int) -> Source
     if settings.path is None:
         train, held_out = generators.load(settings)
     else:
-        train = jsonl.load(settings.path, settings, max_rows=settings.max_rows)
+        train = _rows(settings.path, settings, settings.max_rows)
         held_out = _held_out_rows(settings)
     train, held_out = (_fitting(settings, items, renderer) for items in (train, held_out))
-    return Source(settings, seed, _apart(settings, train, held_out), held_out, _passes(settings))
+    train = _apart(settings, train, held_out)
+    mix = LevelMix.of(train.items, settings.levels, settings.domain) if settings.levels else None
+    return Source(settings, seed, train, held_out, _passes(settings), mix)
+
+
+def _rows(path: Path, settings: SourceSettings, max_rows: int | None) -> ItemSet:
+    kind = stored if stored.is_stored(path) else jsonl
+    return kind.load(path, settings, max_rows=max_rows)
 
 
 def _held_out_rows(settings: SourceSettings) -> ItemSet:
@@ -95,7 +109,7 @@ def _held_out_rows(settings: SourceSettings) -> ItemSet:
         raise BadConfiguration(
             f"source.{settings.domain}: eval_items = {settings.eval_items} needs eval_path"
         )
-    return jsonl.load(settings.eval_path, settings, max_rows=settings.eval_items)
+    return _rows(settings.eval_path, settings, settings.eval_items)
 
 
 def _passes(settings: SourceSettings) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from broker.bus import Stored
-from broker.errors import TooLong
+from broker.errors import LogLost, TooLong
 from broker.inbox import Inbox, Resolve, as_stored, is_delivery
 from broker.topology import H_OBJECT, Log
 from broker.wire import ApiError, Message, Unanswered, Wire, delivery_position
@@ -141,6 +141,7 @@ class JetCursor:
         if time.monotonic() < self._restart_at:
             return
         await self._inbox.open(self._wire)
+        await self._refuse_shorter_log()
         config: dict[str, object] = {
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._received + 1,
@@ -188,7 +189,19 @@ class JetCursor:
             if found and not self._inbox.messages:
                 self._give_up_consumer()
                 return
+        await self._refuse_shorter_log()
         self._heard = time.monotonic()
+
+    async def _refuse_shorter_log(self) -> None:
+        """What comes next would be other messages under numbers that we have read already."""
+        found = await self._ask(f"STREAM.INFO.{self._stream}", None)
+        last = found["state"]["last_seq"]
+        if last < self._received:
+            raise LogLost(
+                f"{self._stream} ends at {last}, and was read to {self._received}: the broker has lost "
+                "messages; processes go on from the logs when they are started again, the store after "
+                "`sluice db rebuild`"
+            )
 
     async def _ask_message(self, question: Mapping[str, object]) -> bool:
         try:

@@ -32,6 +32,10 @@ class Conflict(SluiceError):
         self.expected = expected
 
 
+class LogLost(SluiceError):
+    """A log ends before what was read of it: the broker's host has lost what was not on its disk."""
+
+
 class Replaced(SluiceError):
     """This process is no longer the single writer of its role and must exit."""
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from broker.errors import BadConfiguration, SluiceError
 from ops.commands.common import add
 
 if TYPE_CHECKING:
+    from store.datasets.overlap import Overlap, Text
     from store.datasets.rows import Row
 
 
@@ -38,6 +39,19 @@ def register(commands: Any) -> None:
     parser = add(verbs, "export", "a version as Parquet and manifest", export_version)
     parser.add_argument("dataset", metavar="NAME[/VERSION]|DIR")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    _add_folder(parser)
+    parser = add(
+        verbs,
+        "audit",
+        "overlap of training with evaluation texts; exits 1 when there is any",
+        audit,
+    )
+    parser.add_argument("train", metavar="TRAIN", help="a JSONL or Parquet file, or a dataset")
+    parser.add_argument("evaluation", metavar="EVAL", nargs="+")
+    parser.add_argument(
+        "--prompt", default="prompt", metavar="FIELD", help="which field is compared"
+    )
+    parser.add_argument("--json", action="store_true", help="all pairs, as JSON")
     _add_folder(parser)
 
 
@@ -131,3 +145,87 @@ def _prepare(fields: list[str], *, gsm8k: bool) -> Callable[[dict[str, Any]], di
         return row
 
     return prepare
+
+
+SHOWN_PAIRS = 20
+SHOWN_CHARS = 100
+
+
+def audit(asked: argparse.Namespace) -> int:
+    from store.datasets import overlap
+
+    found: dict[str, list[overlap.Overlap]] = {}
+    sizes: dict[str, int] = {}
+    for name in asked.evaluation:
+        index = overlap.Index(_texts(asked, name))
+        sizes[name] = len(index)
+        found[name] = list(overlap.audit(_texts(asked, asked.train), index))
+    if asked.json:
+        print(json.dumps(_report(asked.train, found, sizes), ensure_ascii=False))
+    else:
+        for line in _lines(found, sizes):
+            print(line)
+    return 1 if any(found.values()) else 0
+
+
+def _texts(asked: argparse.Namespace, name: str) -> "Iterator[Text]":
+    """The prompts of a file or of an imported dataset."""
+    from store.datasets import importing, layout
+    from store.datasets.overlap import Text
+
+    path = Path(name)
+    if path.is_dir() or not path.exists():
+        path = layout.find(path if path.is_dir() else folder_of(asked) / name) / layout.ROWS
+    for number, raw in importing.raw_rows(path):
+        prompt = None if isinstance(raw, ValueError) else raw.get(asked.prompt)
+        if isinstance(prompt, list):
+            prompt = "\n".join(str(turn.get("content")) for turn in prompt if turn.get("content"))
+        if not isinstance(prompt, str):
+            problem = raw if isinstance(raw, ValueError) else f"{asked.prompt} is {prompt!r:.60}"
+            raise BadConfiguration(f"{path}:{number}: {problem}")
+        yield Text.of(number, prompt)
+
+
+def _report(
+    train: str, found: "dict[str, list[Overlap]]", sizes: dict[str, int]
+) -> list[dict[str, Any]]:
+    from store.datasets import overlap
+
+    return [
+        {
+            "train": train,
+            "evaluation": name,
+            "rows": sizes[name],
+            **overlap.counts(pairs),
+            "pairs": [
+                {
+                    "train_row": pair.train.row,
+                    "evaluation_row": pair.evaluation.row,
+                    "kind": pair.kind,
+                    "jaccard": round(pair.jaccard, 4),
+                    "containment": round(pair.containment, 4),
+                    "train_text": pair.train.raw,
+                    "evaluation_text": pair.evaluation.raw,
+                }
+                for pair in pairs
+            ],
+        }
+        for name, pairs in found.items()
+    ]
+
+
+def _lines(found: "dict[str, list[Overlap]]", sizes: dict[str, int]) -> "Iterator[str]":
+    from store.datasets import overlap
+
+    for name, pairs in found.items():
+        counted = ", ".join(f"{kind} {count}" for kind, count in overlap.counts(pairs).items())
+        yield f"{name}: {len(pairs)} pairs over {sizes[name]} rows ({counted})"
+        for pair in pairs[:SHOWN_PAIRS]:
+            yield (
+                f"  {pair.kind} (jaccard {pair.jaccard:.2f}, containment {pair.containment:.2f}): "
+                f"row {pair.train.row} and row {pair.evaluation.row}"
+            )
+            yield f"    train: {pair.train.raw[:SHOWN_CHARS]!r}"
+            yield f"    eval:  {pair.evaluation.raw[:SHOWN_CHARS]!r}"
+        if len(pairs) > SHOWN_PAIRS:
+            yield f"  ... and {len(pairs) - SHOWN_PAIRS} more (--json lists all)"

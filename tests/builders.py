@@ -71,7 +71,7 @@ def a_request(
         "mixture": MixtureCounters(
             update_no=0,
             target={key.domain: 1.0},
-            since_update={key.domain: 1},
+            owed={key.domain: 0.0},
             requested={key.domain: 1},
             positions={key.domain: 1},
         ),

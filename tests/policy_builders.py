@@ -46,7 +46,7 @@ def a_group_event(
         mixture=MixtureCounters(
             update_no=0,
             target={domain: 1.0},
-            since_update=counts,
+            owed={},
             requested=counts,
             positions=counts,
         ),

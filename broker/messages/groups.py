@@ -66,8 +66,8 @@ class MixtureCounters(Message):
     """The `MixtureUpdated` whose target shares were in force."""
     target: dict[str, float]
     """Share per domain, sums to 1."""
-    since_update: dict[str, int]
-    """Train draws per domain since the target shares last changed."""
+    owed: dict[str, float]
+    """Draws that each domain is behind its targets so far, whatever they were; sums to 0."""
     requested: dict[str, int]
     """Train groups requested per domain since the start of the run, retries included."""
     positions: dict[str, int]
@@ -91,6 +91,7 @@ class GroupRequested(Event):
     """Please answer this sample `size` times."""
 
     KIND: ClassVar[str] = "group_requested"
+    SCHEMA: ClassVar[int] = 2
 
     group: GroupKey
     sample: Sample
@@ -170,6 +171,7 @@ class GroupGenerated(Event):
     """K answers to one request, or the reason there are none."""
 
     KIND: ClassVar[str] = "group_generated"
+    SCHEMA: ClassVar[int] = 2
 
     group: GroupKey
     status: Status
@@ -213,6 +215,7 @@ class GroupVerified(Event):
     """The answers with their verdicts, joined by index."""
 
     KIND: ClassVar[str] = "group_verified"
+    SCHEMA: ClassVar[int] = 2
 
     group: GroupKey
     status: Status
@@ -246,6 +249,7 @@ class GroupAnnotated(Event):
     """The policy's one decision about a group."""
 
     KIND: ClassVar[str] = "group_annotated"
+    SCHEMA: ClassVar[int] = 2
 
     group: GroupKey
     outcome: Outcome

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from broker.seeds import row_seed
-from workers.dispatcher.mixture import next_domain
+from workers.dispatcher.mixture import after_draw, next_domain
 from workers.dispatcher.rendering import Renderer
 from workers.dispatcher.sources import Source
 
@@ -88,12 +88,14 @@ def train(
     by_domain = {source.domain: source for source in sources}
     target = dict.fromkeys(by_domain, 1 / len(by_domain))
     drawn = dict.fromkeys(by_domain, 0)
+    owed: dict[str, float] = {}
     end = renderer.answer("")[-1]
     history: list[Step] = []
     for number in range(steps):
         step, rows = Step({}, {}, {}, 0.0), []
         for draw in range(number * groups + 1, (number + 1) * groups + 1):
-            domain = next_domain(target, drawn)
+            domain = next_domain(target, owed)
+            owed = after_draw(target, owed, domain)
             item, _ = by_domain[domain].sample(drawn[domain])
             drawn[domain] += 1
             prompt, group = list(renderer.render(item.prompt).ids), f"{draw:08d}-0-0"

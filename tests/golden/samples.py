@@ -77,7 +77,7 @@ REQUEST = GroupRequested(
     mixture=MixtureCounters(
         update_no=2,
         target={"math": 0.75, "logic": 0.25},
-        since_update={"math": 3, "logic": 1},
+        owed={"math": 0.25, "logic": -0.25},
         requested={"math": 5, "logic": 4},
         positions={"math": 5, "logic": 3},
     ),

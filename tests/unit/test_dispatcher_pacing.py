@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration
-from workers.dispatcher.mixture import in_order, next_domain
+from workers.dispatcher.mixture import after_draw, in_order, next_domain
 from workers.dispatcher.pacing import room
 
 
 def draws(target: dict[str, float], count: int) -> list[str]:
-    counts = dict.fromkeys(target, 0)
+    owed: dict[str, float] = {}
     found = []
     for _ in range(count):
-        domain = next_domain(target, counts)
-        counts[domain] += 1
+        domain = next_domain(target, owed)
+        owed = after_draw(target, owed, domain)
         found.append(domain)
     return found
 
@@ -48,7 +48,7 @@ def test_a_domain_without_share_is_never_drawn():
 
 
 def test_others_fill_the_place_of_an_exhausted_domain():
-    assert next_domain({"a": 0.9, "b": 0.1}, {"a": 0, "b": 5}, available=["b"]) == "b"
+    assert next_domain({"a": 0.9, "b": 0.1}, {"a": 5.0, "b": -5.0}, available=["b"]) == "b"
 
 
 def test_targets_follow_the_configured_order_and_must_sum_to_one():

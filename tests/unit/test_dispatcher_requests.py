@@ -49,8 +49,18 @@ def test_updates_that_change_nothing_do_not_favour_the_first_domain(tmp_path: Pa
     assert drawn(tmp_path, same) == {"addition": 10, "ordering": 10}
 
 
-def test_an_update_that_changes_the_shares_starts_the_count_anew(tmp_path: Path):
+def test_an_update_that_changes_the_shares_owes_nothing_for_the_time_before(tmp_path: Path):
     mixtures = [a_mixture(0, addition=1.0, ordering=0.0)] * 10
     mixtures += [a_mixture(1, addition=0.5, ordering=0.5)] * 10
 
     assert drawn(tmp_path, mixtures) == {"addition": 15, "ordering": 5}
+
+
+def test_updates_after_every_other_draw_do_not_round_in_one_direction(tmp_path: Path):
+    # Each update alone gives two draws as 1 and 1; together they are to be 70 % and 30 %.
+    mixtures = []
+    for n in range(50):
+        share = 0.7 + 0.001 * (n % 3)
+        mixtures += [a_mixture(n, addition=share, ordering=1 - share)] * 2
+
+    assert drawn(tmp_path, mixtures) == {"addition": 70, "ordering": 30}

@@ -51,7 +51,7 @@ class History:
         identity = TrainId(draw, 0, attempt)
         number = len(self.requests) + 1
         counters = MixtureCounters(
-            update_no=0, target={"math": 1.0}, since_update={"math": self.draws},
+            update_no=0, target={"math": 1.0}, owed={"math": 0.0},
             requested={"math": number}, positions={"math": self.draws},
         )  # fmt: skip
         request = a_request(

@@ -78,9 +78,7 @@ def test_slopes_are_as_worked_out_in_a13(values, expected):
 
 
 def counters(**requested: int) -> MixtureCounters:
-    return MixtureCounters(
-        update_no=0, target={}, since_update={}, requested=requested, positions={}
-    )
+    return MixtureCounters(update_no=0, target={}, owed={}, requested=requested, positions={})
 
 
 def test_requested_counts_are_those_of_the_newest_request_in_any_order_of_arrival():

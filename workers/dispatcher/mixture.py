@@ -7,26 +7,31 @@ from broker.errors import BadConfiguration
 
 def next_domain(
     target: Mapping[str, float],
-    since_update: Mapping[str, int],
+    owed: Mapping[str, float],
     *,
     available: Collection[str] | None = None,
 ) -> str:
     """The domain furthest behind its target after one more draw; ties to the earlier domain.
 
-    target: share per domain, sums to 1, in the configured order. since_update: draws per domain
-    under this target. [1/3]*3 gives 4, 3, 3 after ten draws. A domain that is not `available`
-    (exhausted) is passed over and the others fill its place.
+    target: share per domain, sums to 1, in the configured order. owed: draws that each domain is
+    behind. [1/3]*3 gives 4, 3, 3 after ten draws. A domain that is not `available` (exhausted) is
+    passed over and the others fill its place.
     """
     candidates = [d for d in target if available is None or d in available]
     if not candidates:
         raise ValueError("no domain is available")
-    number = sum(since_update.values()) + 1
-
-    def behind(domain: str) -> float:
-        return target[domain] * number - since_update.get(domain, 0)
-
     # max() keeps the first of equals. Rounded, so that equal shares tie exactly.
-    return max(candidates, key=lambda domain: round(behind(domain), 9))
+    return max(candidates, key=lambda domain: round(owed.get(domain, 0.0) + target[domain], 9))
+
+
+def after_draw(
+    target: Mapping[str, float], owed: Mapping[str, float], domain: str
+) -> dict[str, float]:
+    """What is owed once `domain` was drawn: carried on when the target moves, so no rounding is lost.
+
+    Counts begun anew at every update would round in the same direction each time.
+    """
+    return {name: owed.get(name, 0.0) + share - (name == domain) for name, share in target.items()}
 
 
 def in_order(shares: Mapping[str, float], domains: Collection[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from broker.messages import GroupKey, GroupRequested, MixtureCounters, MixtureUp
 from broker.settings import RunSettings
 from workers.dispatcher.evaluation import item_id
 from workers.dispatcher.groups import TrainId
-from workers.dispatcher.mixture import in_order, next_domain
+from workers.dispatcher.mixture import after_draw, in_order, next_domain
 from workers.dispatcher.rendering import Renderer
 from workers.dispatcher.settings import EvaluationSettings, SamplingSettings
 from workers.dispatcher.sources import Source
@@ -68,12 +68,12 @@ class RequestBuilder:
         available = self._available(counters)
         if not available:
             return None
-        domain = next_domain(counters.target, counters.since_update, available=available)
+        domain = next_domain(counters.target, counters.owed, available=available)
         sample, pass_no = self.sources[domain].sample(counters.positions[domain])
         rendered = self._renderer.render(sample.prompt)
         counted = counters.model_copy(
             update={
-                "since_update": _plus_one(counters.since_update, domain),
+                "owed": after_draw(counters.target, counters.owed, domain),
                 "requested": _plus_one(counters.requested, domain),
                 "positions": _plus_one(counters.positions, domain),
             }
@@ -130,13 +130,10 @@ class RequestBuilder:
                 f"the configuration names {', '.join(domains)}"
             )
         target = in_order(shares, domains)
-        # An update that changes nothing must not start the count anew: it would favour the domains
-        # that come first, update by update.
-        same = before is not None and before.target == target
         return MixtureCounters(
             update_no=place.mixture.update_no,
             target=target,
-            since_update=dict(before.since_update) if before is not None and same else zero,
+            owed=dict(before.owed) if before else dict.fromkeys(domains, 0.0),
             requested=dict(before.requested) if before else zero,
             positions=dict(before.positions) if before else zero,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from broker.errors import BadConfiguration
-from workers.dispatcher.mixture import next_domain
+from workers.dispatcher.mixture import after_draw, next_domain
 from workers.dispatcher.rendering import Renderer
 from workers.dispatcher.sources import Source
 
@@ -21,11 +21,11 @@ def solutions(
     if not any(weights.values()):
         raise BadConfiguration("source.warmup_share: 0 for every source; expected one above 0")
     shares = {domain: weight / sum(weights.values()) for domain, weight in weights.items()}
-    counts = dict.fromkeys(by_domain, 0)
+    owed = dict.fromkeys(by_domain, 0.0)
     positions = dict.fromkeys(by_domain, 0)
     while True:
-        domain = next_domain(shares, counts)
-        counts[domain] += 1
+        domain = next_domain(shares, owed)
+        owed = after_draw(shares, owed, domain)
         prompt, answer, positions[domain] = _next(
             by_domain[domain], positions[domain], renderer, max_tokens
         )

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from broker.errors import BadConfiguration
+from broker.exclusive import MODEL_LOADING
 from learner.logprobs import chosen_logprobs
 
 HEAD_TOLERANCE = 1e-3
@@ -27,6 +28,16 @@ def load_model(folder: Path, *, device: str, seed: int) -> PreTrainedModel:
         raise BadConfiguration(
             f"model.path {folder}: has no config.json; expected a Hugging Face causal LM folder"
         )
+    with MODEL_LOADING:
+        model = _build(folder, seed)
+    # Dropout would make the trained distribution differ from the sampled one.
+    model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    model.eval()
+    _check_head(model, folder)
+    return model
+
+
+def _build(folder: Path, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     try:
@@ -43,10 +54,6 @@ def load_model(folder: Path, *, device: str, seed: int) -> PreTrainedModel:
             model = AutoModelForCausalLM.from_config(config, **options)
     except (OSError, ValueError, KeyError) as error:
         raise BadConfiguration(f"model.path {folder}: cannot be loaded: {error}") from error
-    # Dropout would make the trained distribution differ from the sampled one.
-    model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
-    model.eval()
-    _check_head(model, folder)
     return model
 
 

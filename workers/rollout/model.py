@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from broker.errors import BadConfiguration
+from broker.exclusive import MODEL_LOADING
 from workers.rollout import attention
 from workers.rollout.engine import BadWeights
 from workers.rollout.kv_cache import CacheShape
@@ -54,7 +55,7 @@ def build_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
             f"{folder}/config.json: rope_type {rope['rope_type']!r} depends on the batch; "
             "expected one whose frequencies are fixed, such as default, linear, llama3 or yarn"
         )
-    with _WithoutRandomNumbers():
+    with MODEL_LOADING, _WithoutRandomNumbers():
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=attention.NAME
         )

@@ -25,7 +25,8 @@ class Scored:
         if isinstance(scores, np.ndarray):
             read_B = scores
         else:
-            read_B = np.array([scores_T.mean() if len(scores_T) else np.nan for scores_T in scores])
+            sums = [np.add.reduce(scores_T) for scores_T in scores]
+            read_B = np.array(sums) / np.where(batch.lengths_B > 0, batch.lengths_B, np.nan)
         return Weights(
             rows_B=weights.rows_B,
             tokens=weights.tokens,

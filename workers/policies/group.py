@@ -6,6 +6,7 @@ not finite, or no score. Statistics are taken over the other rows (P1, P2).
 Shape legend: G generations of one group, T tokens of one generation.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -86,6 +87,8 @@ class Group:
         return "" if np.isfinite(self.scores_G[row]) else "ungraded"
 
     def with_target(self, target: str | None, source: str, scores_G: np.ndarray) -> "Group":
+        if (target, source) == (self.target, self.target_source) and scores_G is self.scores_G:
+            return self
         return replace(self, target=target, target_source=source, scores_G=scores_G)
 
 
@@ -145,4 +148,7 @@ def _answer_class(verdict: Verdict | None) -> int:
 
 
 def _is_sound(generation: Generation, logprobs_T: np.ndarray) -> bool:
-    return len(generation.token_ids) > 0 and bool(np.isfinite(logprobs_T).all())
+    if not len(generation.token_ids):
+        return False
+    # A finite sum has finite terms; one that is not may have overflowed.
+    return math.isfinite(np.add.reduce(logprobs_T)) or bool(np.isfinite(logprobs_T).all())

@@ -7,20 +7,21 @@ memory, which holds JSON values only and travels in the snapshot.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 import workers.policies.methods  # noqa: F401 - registers every method
-from broker.arrays import pack
 from broker.errors import BadConfiguration
 from broker.messages import Annotation, Json
 from workers.policies.admission import ADMISSIONS, Admission
 from workers.policies.advantages import ADVANTAGES, Advantage
+from workers.policies.annotate import annotate_window
 from workers.policies.batch import Batch, make_batch
 from workers.policies.combine import build_weight
 from workers.policies.group import Group
+from workers.policies.judged import Judged
 from workers.policies.masks import MASKS, Mask
 from workers.policies.mixers import MIXERS, Mixer
 from workers.policies.presets import resolve
@@ -28,7 +29,7 @@ from workers.policies.registry import SIGNALS, Named
 from workers.policies.rewards import REWARDS, Reward
 from workers.policies.settings import Stages
 from workers.policies.targets import TARGETS, Target
-from workers.policies.weights import Weight, Weights
+from workers.policies.weights import Weight
 
 Memory = dict[str, Json]
 """Per stage with a memory, what it remembers."""
@@ -40,22 +41,6 @@ class Remembers(Protocol):
     def observe(self, memory: Json, group: Group) -> Mapping[str, float]:
         """Take a visit into `memory`; returns facts for the group. Called once per verified group."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """A group after target, admission and reward."""
-
-    group: Group
-    rewards_G: np.ndarray
-    """(G,) float64; NaN in excluded rows."""
-    reason: str
-    """Why it is dropped; empty when admitted."""
-    signals: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
-    """What the reward methods read, (G,) each; goes into the record."""
-
-    def dropped(self, reason: str) -> "Judged":
-        return replace(self, reason=reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +98,7 @@ class Program:
         facts = dict(group.facts)
         for name, stage in self._remembering.items():
             facts |= stage.observe(memory.setdefault(name, {}), group)
-        group = self.target.method(replace(group, facts=facts))
+        group = self.target.method(replace(group, facts=facts) if facts else group)
         reason = self._why_unusable(group, group.usable_G)
         for stage in self.admit:
             if not reason and not stage.method(group):
@@ -164,61 +149,10 @@ class Program:
             rows_B=np.where(unmasked_B, weights.rows_B, 0.0),
             signals={**_told(self.advantage.method, batch, advantages_B), **weights.signals},
         )
-        annotations = tuple(
-            self._annotate(batch, number, advantages_B, weights, judged[number], reasons_B)
-            for number in range(len(judged))
-        )
-        return WindowDecision(annotations, _magnitudes(batch, advantages_B))
-
-    def _annotate(
-        self,
-        batch: Batch,
-        number: int,
-        advantages_B: np.ndarray,
-        weights: Weights,
-        judged: Judged,
-        reasons_B: Sequence[str],
-    ) -> tuple[Annotation, ...]:
-        group, start, rewards_G = batch.groups[number], batch.starts[number], judged.rewards_G
-        shared = {"solve_rate": group.solve_rate(), **group.facts}
-        found: list[Annotation] = []
-        for row, index in enumerate(group.indices):
-            at = start + row
-            usable = bool(batch.usable_B[at])
-            kept = reasons_B[at] or self.weight.name
-            tokens = weights.tokens[at] if weights.tokens is not None and usable else None
-            found.append(
-                Annotation(
-                    index=index,
-                    target=group.target,
-                    target_source=group.target_source,
-                    admitted=usable,
-                    reward=float(rewards_G[row]) if np.isfinite(rewards_G[row]) else None,
-                    advantage=float(advantages_B[at]) if usable else 0.0,
-                    weight=float(weights.rows_B[at]) if usable else 0.0,
-                    token_weights=None if tokens is None else pack(tokens, "<f4"),
-                    reason=kept if usable else group.exclusion(row) or "nonfinite",
-                    signals=shared | _row(judged.signals, row) | _row(weights.signals, at),
-                )
-            )
-        return tuple(found)
-
-    def annotate_dropped(self, judged: Judged, reason: str) -> tuple[Annotation, ...]:
-        """The record of a group that is not trained on."""
-        group = judged.group
-        return tuple(
-            Annotation(
-                index=index,
-                target=group.target,
-                target_source=group.target_source,
-                admitted=False,
-                reward=float(r) if np.isfinite(r := judged.rewards_G[row]) else None,
-                advantage=0.0,
-                weight=0.0,
-                reason=reason,
-                signals={"solve_rate": group.solve_rate(), **group.facts},
-            )
-            for row, index in enumerate(group.indices)
+        reasons_B = [reason or self.weight.name for reason in reasons_B]
+        return WindowDecision(
+            annotate_window(batch, judged, advantages_B, weights, reasons_B),
+            _magnitudes(batch, advantages_B),
         )
 
 
@@ -229,11 +163,6 @@ def _magnitudes(batch: Batch, advantages_B: np.ndarray) -> dict[str, float]:
         total = float(np.abs(advantages_B[batch.rows(number)]).sum())
         found[group.domain] = found.get(group.domain, 0.0) + total
     return found
-
-
-def _row(signals: Mapping[str, np.ndarray], at: int) -> dict[str, float]:
-    """The finite values of one row."""
-    return {name: float(values[at]) for name, values in signals.items() if np.isfinite(values[at])}
 
 
 def _told(method: object, *arguments: object) -> Mapping[str, np.ndarray]:

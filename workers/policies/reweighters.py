@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from workers.policies.actuators import ACTUATORS, RESPONSES, TOKENS, over_usable, row_scores
 from workers.policies.batch import Batch
 from workers.policies.registry import Method
-from workers.policies.scorers import Grain, Scores
+from workers.policies.scorers import Grain, Scores, split
 from workers.policies.weights import Weights
 
 
@@ -108,10 +108,14 @@ class TokenBlend(Method):
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
         flat = np.concatenate([*scores, np.zeros(0, np.float32)])
-        flat = self.alpha * flat + (1 - self.alpha)
-        counted = flat[np.repeat(batch.usable_B, batch.lengths_B)]
-        mean = counted.mean(dtype=np.float64) if len(counted) and self.normalise else 1.0
-        if mean > 0:
-            flat = flat / mean
-        tokens = np.split(flat, np.cumsum(batch.lengths_B)[:-1]) if len(batch) else []
-        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=tokens)
+        flat *= self.alpha
+        flat += 1 - self.alpha
+        if self.normalise:
+            usable_B = batch.usable_B
+            rows = flat if usable_B.all() else flat[np.repeat(usable_B, batch.lengths_B)]
+            mean = rows.mean(dtype=np.float64) if len(rows) else 0.0
+            if mean > 0:
+                flat /= np.float32(mean)
+        return Weights(
+            rows_B=batch.usable_B.astype(np.float64), tokens=split(flat, batch.lengths_B)
+        )

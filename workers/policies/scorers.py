@@ -19,6 +19,12 @@ class Scorer(Protocol):
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Scores: ...
 
 
+def split(flat: np.ndarray, lengths_B: np.ndarray) -> list[np.ndarray]:
+    """Views of (T,) per row on values that lie one row after the other."""
+    ends = np.cumsum(lengths_B).tolist()
+    return [flat[end - length : end] for end, length in zip(ends, lengths_B.tolist(), strict=True)]
+
+
 SCORERS: Registry[Scorer] = Registry("weight.scorer")
 
 
@@ -74,11 +80,8 @@ class TokenProbability(Method):
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
         flat = np.concatenate([*batch.logprobs(), np.zeros(0, np.float32)])
-        return (
-            np.split(np.exp(np.minimum(flat, 0.0)), np.cumsum(batch.lengths_B)[:-1])
-            if len(batch)
-            else []
-        )
+        np.minimum(flat, 0.0, out=flat)
+        return split(np.exp(flat, out=flat), batch.lengths_B)
 
 
 @SCORERS.register("token_efficiency")

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from broker.errors import BadConfiguration
 from broker.messages import Annotation
+from workers.policies.annotate import annotate_dropped
 from workers.policies.group import Group
+from workers.policies.judged import Judged
 from workers.policies.order import Arrival
-from workers.policies.program import Judged, Memory, Program
+from workers.policies.program import Memory, Program
 from workers.policies.settings import PolicySettings, ShadowSettings
 
 
@@ -78,7 +80,7 @@ def decide(
     """Annotations of judged groups, in their order: the admitted ones as a window, the others as dropped."""
     admitted = [j for j in judged if not j.reason]
     rows = iter(program.decide(admitted, window, memory).annotations if admitted else ())
-    return [program.annotate_dropped(j, j.reason) if j.reason else next(rows) for j in judged]
+    return [annotate_dropped(j, j.reason) if j.reason else next(rows) for j in judged]
 
 
 def build(

@@ -14,7 +14,8 @@ from broker.arrays import unpack
 from broker.errors import BadConfiguration
 from broker.messages import Annotation
 from workers.policies.group import SUCCESS, Group
-from workers.policies.program import Judged, Memory, Program
+from workers.policies.judged import Judged
+from workers.policies.program import Memory, Program
 from workers.policies.shadows import decide
 
 Row = dict[str, object]

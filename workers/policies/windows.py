@@ -12,6 +12,7 @@ import numpy as np
 
 from broker.errors import SluiceError
 from broker.messages import MixtureShare
+from workers.policies.annotate import annotate_dropped
 from workers.policies.decisions import (
     RUN_ENDED,
     Closed,
@@ -24,9 +25,10 @@ from workers.policies.decisions import (
     run_ended,
 )
 from workers.policies.group import Group, from_event
+from workers.policies.judged import Judged
 from workers.policies.mixers import proportions
 from workers.policies.order import Arrival, Sequencer, Unit
-from workers.policies.program import Judged, Memory, Program
+from workers.policies.program import Memory, Program
 from workers.policies.shadows import Shadow
 from workers.policies.shortfall import shortfall
 from workers.policies.statistics import DomainStatistics
@@ -200,7 +202,7 @@ class WindowMachine:
             return self._counted(failed(arrival, judged))
         # A member that would have been kept ends with its bundle.
         reason = judged.reason or "bundle"
-        rows = self.program.annotate_dropped(judged, reason)
+        rows = annotate_dropped(judged, reason)
         return self._counted(Ended(arrival, "dropped", reason, rows))
 
     def _end_broken(self, arrival: Arrival) -> Ended:

@@ -66,7 +66,7 @@ class NullTrainer:
         self.interrupted = threading.Event()
         self._steps = 0
 
-    def step(self, rows: Sequence[object]) -> object:
+    def step(self, rows: Sequence[object], **how: object) -> object:
         from learner.trainer import Taken
 
         self._steps += 1

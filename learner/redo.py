@@ -154,8 +154,11 @@ async def _redo(steps: Steps, number: int) -> list[Mismatch]:
         await steps.commit(plan, done, seconds_wait=0.0)
         return []
     steps.moved(plan, version=committed.version, digest=done.digest)
-    if committed.version not in steps.ledger.published and done.digest == committed.digest:
-        await steps.publish_weights()
+    if committed.version not in steps.ledger.published:
+        if done.digest == committed.digest:
+            await steps.publish_weights()
+        else:
+            await steps.publish_committed(committed, len(done.data))
     return _compare(number, committed.digest, done.digest)
 
 

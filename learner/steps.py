@@ -167,18 +167,29 @@ class Steps:
         uri = await self._put_weights(self.version, self.digest, data)
         await self._announce_weights(uri, len(data))
 
+    async def publish_committed(self, committed: StepCommitted, size: int) -> None:
+        """Tell of the weights that an earlier life stored and committed, if they are still there.
+
+        A redo that comes out differently cannot make them again, and some may wait for just this version.
+        """
+        there = await weights.stored(self.bus, self.weights_folder)
+        for uri, found in there.items():
+            if found == (committed.version, committed.digest):
+                await self._announce_weights(uri, size, committed.digest)
+                return
+
     async def _put_weights(self, version: int, digest: str, data: bytes) -> str:
         return await weights.publish(
             self.bus, self.settings.weights, self.weights_folder, version, digest, data
         )
 
-    async def _announce_weights(self, uri: str, size: int) -> None:
+    async def _announce_weights(self, uri: str, size: int, digest: str | None = None) -> None:
         event = WeightsPublished(
             writer_id=self.pen.writer_id,
             at_us=now_us(),
             version=self.version,
             step=self.step,
-            digest=self.digest,
+            digest=digest or self.digest,
             uri=uri,
             bytes=size,
         )

@@ -46,10 +46,17 @@ def test_a_redo_on_other_hardware_halts_or_is_published_as_a_version_of_its_own(
     told = [row["detail"] for row in run.query("select detail from incident order by event_id")]
     assert [detail.split(":")[0] for detail in told] == ["step 1", "step 1", "step 2"]
     assert f"committed weights {second['digest']}" in told[-1]
-    # Committed steps stay; version 3 is step 2 once more, and step 3 starts from it.
+    # Committed steps stay, and version 2 is told as it was stored. Version 3 is step 2 once more, and
+    # step 3 starts from it.
     steps = run.query("select step, start_version, weights_version from learner_step order by step")
     assert [tuple(row.values()) for row in steps] == [(1, 0, 1), (2, 1, 2), (3, 3, 4), (4, 4, 5)]
     weights = run.query("select version, step, digest from weights order by version")
-    assert [(row["version"], row["step"]) for row in weights][-3:] == [(3, 2), (4, 3), (5, 4)]
+    assert [(row["version"], row["step"]) for row in weights][-4:] == [
+        (2, 2),
+        (3, 2),
+        (4, 3),
+        (5, 4),
+    ]
+    assert weights[-4]["digest"] == second["digest"]
     assert weights[-3]["digest"] != second["digest"]
     assert told[-1].endswith(weights[-3]["digest"])

@@ -139,6 +139,26 @@ async def test_a_redo_that_comes_out_differently_may_be_published_as_the_next_ve
     assert len([e for e in again if e.KIND == "incident"]) == 1
 
 
+@pytest.mark.parametrize("weights", ["object", "directory"])
+async def test_committed_weights_that_cannot_be_made_again_are_published_as_stored(
+    tmp_path, weights
+):
+    server = await a_server(windows())
+    with pytest.raises(Crash):
+        await Run(tmp_path, server, weights=weights).live(
+            DyingBus(server, "r", kind="step_committed", count=1, after=True)
+        )
+
+    changes = {"learning_rate": 2e-2, "on_mismatch": "republish", "weights": weights}
+    found = await Run(tmp_path, server, **changes).to_the_end()
+
+    committed = of_kind(found, StepCommitted)[0]
+    _, stored, again, *_ = of_kind(found, WeightsPublished)
+    assert (stored.version, stored.digest) == (committed.version, committed.digest)
+    assert (again.version, again.step) == (committed.version + 1, committed.step)
+    assert again.digest != committed.digest
+
+
 async def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(expected, tmp_path):
     server = await a_server(windows())
     with pytest.raises(Crash):

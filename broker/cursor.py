@@ -199,8 +199,8 @@ class JetCursor:
         if last < self._received:
             raise LogLost(
                 f"{self._stream} ends at {last}, and was read to {self._received}: the broker has lost "
-                "messages; processes go on from the logs when they are started again, the store after "
-                "`sluice db rebuild`"
+                "messages; processes go on from the logs when they are started again, the store when it "
+                "was made anew by `sluice db rebuild` in an empty database"
             )
 
     async def _ask_message(self, question: Mapping[str, object]) -> bool:

@@ -19,8 +19,10 @@ RECOVERY_LIMIT_S = 90.0
 """What a killed worker held comes again after 30 s; a restart takes seconds on a quiet machine."""
 MOMENT_S = 0.3
 """A kill falls within this after a step was committed: anywhere in a step or two."""
-WITHOUT_STORE = ("dispatcher", "policy", "learner")
-"""They die and come back while Postgres is away."""
+UNDER_WAY = 3
+"""Steps' worth of groups that are under way, so that as many steps could follow without what was killed."""
+WITHOUT_STORE = ("dispatcher", "policy")
+"""They die and come back while Postgres is away; the learner dies too, and comes back after it."""
 WITH_STORE = ("nats", "recorder", "rollout", "verifier", "all")
 SWEEP = 100
 
@@ -36,16 +38,18 @@ def postgres() -> Iterator[Postgres]:
             server.stop()
 
 
-def strike_in_turn(deployment: Deployment, kinds: Sequence[str], rng: random.Random) -> None:
-    """Kill each at a moment of its own, and see a step committed before the next."""
+def strike_in_turn(
+    deployment: Deployment, kinds: Sequence[str], rng: random.Random, *, steps: int
+) -> None:
+    """Kill each at a moment of its own, and see so many steps committed before the next."""
     for kind in kinds:
         time.sleep(rng.uniform(0, MOMENT_S))
         with deployment.striking(kind, rng):
-            deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
+            deployment.wait_step(deployment.step() + steps, limit_s=RECOVERY_LIMIT_S)
 
 
 def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, postgres: Postgres):
-    assert {*WITHOUT_STORE, *WITH_STORE, "postgres"} == set(KINDS)
+    assert {*WITHOUT_STORE, *WITH_STORE, "learner", "postgres"} == set(KINDS)
     rng = random.Random(SEED)
     options = {"steps": STEPS, "checkpoint_every": 7, "run_extra": "no_progress_steps = 100"}
     with deployed(tmp_path, postgres, "matrix", **options) as deployment:
@@ -53,8 +57,11 @@ def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, po
         deployment.wait_step(1, limit_s=RECOVERY_LIMIT_S)
 
         with deployment.striking("postgres", rng):
-            strike_in_turn(deployment, WITHOUT_STORE, rng)
-        strike_in_turn(deployment, WITH_STORE, rng)
+            strike_in_turn(deployment, WITHOUT_STORE, rng, steps=UNDER_WAY + 1)
+            deployment.run.kill("learner")
+        deployment.run.start("learner")
+        deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
+        strike_in_turn(deployment, WITH_STORE, rng, steps=1)
         deployment.run.wait_end(limit_s=180)
 
         found = examine(deployment, STEPS)

@@ -36,6 +36,7 @@ class Follower:
         self._rules = Rules(
             max_staleness=run.max_staleness,
             vocabulary=vocabulary,
+            min_fresh_share=steps.settings.min_fresh_share,
             ended_verified=steps.ledger.ended_verified,
         )
         self._pins = Pins(steps.bus)

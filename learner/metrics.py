@@ -106,6 +106,7 @@ def group_metrics(
         "abs_weighted_advantage": sum(signals),
         "staleness_mean": sum(ages) / len(ages) if ages else None,
         "staleness_max": max(ages, default=None),
+        "fresh_share": sum(age == 0 for age in ages) / len(ages) if ages else None,
         "reward_mean": reward.value(),
     }
     for name, domain in sorted(domains.items()):

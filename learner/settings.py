@@ -56,6 +56,8 @@ class LearnerSettings(Settings):
     micro_batch_tokens: Annotated[int, Field(ge=16)] = 16_384
     """Prompt and answer tokens, padding included, that go through the model at once."""
     threads: Annotated[int, Field(ge=1)] = 1
+    min_fresh_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of a step's groups; the oldest beyond it are dropped as `not_fresh` and asked for again. 0: off."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 20
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     on_mismatch: Literal["halt", "republish"] = "halt"

@@ -11,6 +11,7 @@ import numpy as np
 
 from broker.arrays import unpack
 from broker.messages import DroppedGroup, GroupAnnotated, PlannedGroup, StepPlanned
+from learner.staleness import NOT_FRESH, excess, word
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Rules:
     """Eta."""
     vocabulary: int
     """Token ids below this are the model's."""
+    min_fresh_share: float = 0.0
+    """Of a step's groups, at least this share is as new as the version it starts from."""
     ended_verified: int = 0
     """Groups verified up to here ended with a run that was resumed since."""
 
@@ -101,7 +104,8 @@ def judge(member: Member, rules: Rules, *, version: int) -> tuple[str, int | Non
     if reason is not None:
         return reason, None
     staleness = version - version_min(member.group)
-    return ("stale" if staleness > rules.max_staleness else ""), staleness
+    stale = word(staleness, rules.max_staleness) == "stale"
+    return ("stale" if stale else ""), staleness
 
 
 def sweep(members: Sequence[Member], rules: Rules, *, version: int) -> Swept:
@@ -125,7 +129,30 @@ def sweep(members: Sequence[Member], rules: Rules, *, version: int) -> Swept:
                 staleness=staleness,
             )
         )
-    return Swept(tuple(kept), tuple(dropped))
+    too_many = _too_many_old(kept, rules.min_fresh_share)
+    dropped += [
+        DroppedGroup(
+            group_id=member.group_id,
+            stream_seq=member.stream_seq,
+            reason=NOT_FRESH,
+            staleness=age,
+        )
+        for member, age in kept
+        if member.bundle in too_many
+    ]
+    return Swept(tuple(pair for pair in kept if pair[0].bundle not in too_many), tuple(dropped))
+
+
+def _too_many_old(kept: Sequence[tuple[Member, int]], min_fresh_share: float) -> set[str]:
+    """Bundles that must go for the fresh share."""
+    if not min_fresh_share:
+        return set()
+    bundles: dict[str, tuple[int, int]] = {}
+    for member, age in kept:
+        groups, oldest = bundles.get(member.bundle, (0, 0))
+        bundles[member.bundle] = groups + 1, max(oldest, age)
+    names = list(bundles)
+    return {names[at] for at in excess(list(bundles.values()), min_fresh_share)}
 
 
 def make_plan(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-FAILED, STALE, RUN_ENDED = "failed", "stale", "run_ended"
-RETRIED = frozenset({FAILED, STALE, RUN_ENDED})
+FAILED, STALE, NOT_FRESH, RUN_ENDED = "failed", "stale", "not_fresh", "run_ended"
+RETRIED = frozenset({FAILED, STALE, NOT_FRESH, RUN_ENDED})
 """Ends after which the sample is asked for again; a filtered group is not."""
 
 

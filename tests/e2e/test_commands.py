@@ -129,3 +129,46 @@ def test_an_unknown_run_is_refused_in_one_line(asked: tuple[str, ...], finished_
     (line,) = done.stderr.splitlines()
     assert "nosuch" in line
     assert finished_run.run in line
+
+
+def test_another_policy_is_tried_over_a_finished_runs_groups(finished_run: Cluster):
+    def replayed(policy: str) -> dict[str, dict]:
+        out = finished_run.sluice("replay", finished_run.run, "--policy", policy, "--json").stdout
+        return {row["part"]: row for row in json.loads(out)}
+
+    same, other = replayed(str(finished_run.config)), replayed("maxvar")
+
+    (groups,) = finished_run.query(
+        "select count(*) as n, count(*) filter (where outcome = 'admitted') as admitted"
+        " from prompt_group where purpose = 'train' and verified_ok"
+    )
+    assert same["all"]["groups"] == other["all"]["groups"] == groups["n"]
+    assert same["all"]["agreement"] == 1.0
+    assert same["all"]["recorded_kept"] == groups["admitted"] / groups["n"]
+    assert other["all"]["other_kept"] == 0.5
+    assert {part for part in other if part.startswith("domain")} == {"domain long", "domain short"}
+    shown = finished_run.sluice("replay", finished_run.run, "--policy", "maxvar").stdout
+    assert "agreement" in shown.splitlines()[1]
+
+
+def test_what_a_policy_would_decide_about_a_finished_run_is_told_answer_by_answer(
+    finished_run: Cluster,
+):
+    out = finished_run.sluice(
+        "policy", "simulate", "--policy", str(finished_run.config), "--run", finished_run.run
+    ).stdout
+
+    rows = [json.loads(line) for line in out.splitlines()]
+    recorded = finished_run.query(
+        "select group_id, generation_index as index, admitted, reward, advantage, weight, target, reason"
+        " from annotation where not shadow"
+    )
+    by_answer = {(row["group_id"], row["index"]): row for row in rows}
+    assert len(by_answer) == len(rows) == len(recorded)
+    for row in recorded:
+        told = by_answer[row["group_id"], row["index"]]
+        assert told == {
+            **row,
+            "reward": row["reward"],
+            "advantage": pytest.approx(row["advantage"], abs=1e-6),
+        }

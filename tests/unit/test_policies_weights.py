@@ -1,17 +1,22 @@
 """Selectors and reweighters: worked numbers A2 to A9, and what holds for every window."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.arrays import unpack
 from broker.errors import BadConfiguration
 from tests.policy_builders import a_batch, a_group
 from workers.policies.advantages import Grpo
 from workers.policies.batch import Batch, make_batch
 from workers.policies.combine import build_weight
+from workers.policies.program import Program
 from workers.policies.reweighters import band_weights, power_weights, softmax_weights
 from workers.policies.selectors import highest, max_variance, share_of
+from workers.policies.settings import PolicySettings
 from workers.policies.weights import Weights
 
 BAND = {"scorer": "group_solve_rate", "actuator": "threshold_band"}
@@ -155,6 +160,48 @@ def test_top_fraction_keeps_the_rows_of_a5():
 
     assert np.flatnonzero(highest(scores, share_of(6, 0.5))).tolist() == [3, 4, 5]
     assert share_of(5, 0.5) == 2
+
+
+ENTROPIES = ([0.1, 0.3], [0.5, 0.7], [0.9, np.nan])
+
+
+def a_measured_window():
+    """One group whose answers have an entropy per token; the last one's is not finite."""
+    group = a_group((1.0, 0.0, 0.0), lengths=[2, 2, 2])
+    signals = tuple({"entropy": np.array(e, np.float32)} for e in ENTROPIES)
+    return replace(group, signals=signals)
+
+
+@pytest.mark.parametrize("actuator", ["softmax", "power", "quantile_band", "top_fraction"])
+def test_a_row_without_a_score_is_left_out_and_poisons_no_other(actuator):
+    table = {"scorer": "mean_signal", "signal": "entropy", "actuator": actuator}
+    program = Program(PolicySettings(weight=table), frozenset({"entropy"}))
+
+    (rows,) = program.decide([program.judge(a_measured_window(), {})]).annotations
+
+    assert (rows[2].admitted, rows[2].weight, rows[2].reason) == (False, 0.0, "nonfinite")
+    assert all(np.isfinite(row.weight) for row in rows)
+    assert sum(row.weight for row in rows[:2]) == pytest.approx(1 if "top" in actuator else 2)
+    assert rows[0].signals["mean_signal"] == pytest.approx(0.2)
+
+
+def test_tokens_can_be_weighed_by_what_the_engine_measured_of_them():
+    table = {"scorer": "token_signal", "signal": "entropy", "actuator": "token_blend", "alpha": 1.0}
+    program = Program(PolicySettings(weight=table), frozenset({"entropy"}))
+
+    (rows,) = program.decide([program.judge(a_measured_window(), {})]).annotations
+
+    # .1 .3 .5 .7 over their mean of .4; the third row has no weights.
+    weights = [unpack(row.token_weights).tolist() for row in rows[:2] if row.token_weights]
+    assert weights == [pytest.approx([0.25, 0.75]), pytest.approx([1.25, 1.75])]
+    assert rows[2].token_weights is None
+
+
+def test_a_signal_that_the_run_does_not_ask_the_engine_for_is_refused():
+    table = {"scorer": "mean_signal", "signal": "entropy", "actuator": "softmax"}
+
+    with pytest.raises(BadConfiguration, match=r"needs entropy, .* named by rollout\.signals"):
+        Program(PolicySettings(weight=table))
 
 
 def test_ties_go_to_the_lower_row():

@@ -44,6 +44,16 @@ class Batch:
         """B arrays of (T,)."""
         return [logprobs_T for group in self.groups for logprobs_T in group.logprobs]
 
+    def token_signal(self, name: str) -> list[np.ndarray]:
+        """B arrays of (T,), float32; NaN where the engine measured none."""
+        return [
+            found
+            if (found := signals.get(name)) is not None and found.shape == (length,)
+            else np.full(length, np.nan, np.float32)
+            for group in self.groups
+            for signals, length in zip(group.signals, group.lengths_G.tolist(), strict=True)
+        ]
+
 
 def make_batch(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> Batch:
     """Groups with their rewards, (G,) each; NaN marks a row without one."""

@@ -1,6 +1,7 @@
 """A scorer and an actuator as one weight method; a pair that does not fit is refused at the start."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,14 +22,18 @@ class Scored:
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Weights:
         scores = self.scorer.method(batch, advantages_B)
-        weights = self.actuator.method(batch, scores, advantages_B)
         if isinstance(scores, np.ndarray):
             read_B = scores
         else:
             sums = [np.add.reduce(scores_T) for scores_T in scores]
             read_B = np.array(sums) / np.where(batch.lengths_B > 0, batch.lengths_B, np.nan)
+        # A row without a score must not poison the others' weights: it is left out (P1).
+        scored_B = np.isfinite(read_B) | ~batch.usable_B
+        if not scored_B.all():
+            batch = replace(batch, usable_B=batch.usable_B & scored_B)
+        weights = self.actuator.method(batch, scores, advantages_B)
         return Weights(
-            rows_B=weights.rows_B,
+            rows_B=np.where(scored_B, weights.rows_B, np.nan),
             tokens=weights.tokens,
             advantages_B=weights.advantages_B,
             signals={self.scorer.name: read_B, **weights.signals},

@@ -176,5 +176,6 @@ def _refuse_unmeasured(stage: Named[Any], measured: frozenset[str]) -> None:
     if missing:
         raise BadConfiguration(
             f"policy: {stage.name!r} needs {', '.join(sorted(missing))}, which nobody provides; "
-            f"provided are {', '.join(sorted(SIGNALS | measured))}"
+            f"provided are {', '.join(sorted(SIGNALS | measured))}; "
+            "what the engine measures is named by rollout.signals"
         )

@@ -106,3 +106,34 @@ class Brevity(Method):
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
         return -batch.lengths_B.astype(np.float64)
+
+
+class _OfSignal(Method):
+    """Base of scorers by what the engine measured of each token; `rollout.signals` must name it."""
+
+    signal: Literal["entropy", "self_certainty"]
+
+    @property
+    def needs(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset({self.signal})
+
+
+@SCORERS.register("token_signal")
+class TokenSignal(_OfSignal):
+    """The signal of each token [PROP]."""
+
+    grain: ClassVar[Grain] = "token"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
+        return batch.token_signal(self.signal)
+
+
+@SCORERS.register("mean_signal")
+class MeanSignal(_OfSignal):
+    """The signal's mean over the tokens of a response [PROP]."""
+
+    grain: ClassVar[Grain] = "response"
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> np.ndarray:
+        sums = [np.add.reduce(values_T) for values_T in batch.token_signal(self.signal)]
+        return np.array(sums) / np.maximum(batch.lengths_B, 1)

@@ -121,6 +121,7 @@ def to_group(line: Line) -> Group:
         components=tuple({} for _ in range(size)),
         logprobs=logprobs,
         target=None,
+        signals=tuple({} for _ in range(size)),
     )
 
 

@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from types import FrameType
 
 from broker.errors import SluiceError
-from ops.commands import audit, data, logs, model, policy, replay, run, setup, store
+from ops.commands import (
+    audit,
+    calibrate,
+    data,
+    logs,
+    model,
+    policy,
+    replay,
+    run,
+    setup,
+    store,
+)
 
 INTERRUPTED = 130
 REFUSED = 2
-GROUPS = (run, logs, store, audit, data, replay, policy, model, setup)
+GROUPS = (run, logs, store, audit, calibrate, data, replay, policy, model, setup)
 
 
 def parser() -> argparse.ArgumentParser:

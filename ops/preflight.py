@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from broker.errors import BadConfiguration, SluiceError
-from broker.messages import Json, Sample
+from broker.messages import Sample
 from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
@@ -31,9 +31,10 @@ def refuse_unusable(configuration: Configuration) -> None:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
         for source in sources.load(c.source, Renderer(folder, c.prompt), seed=c.run.seed):
             some = range(min(TARGETS_TRIED, len(source.train.items)))
-            refuse_unreadable_targets(
-                source.settings.verifier, [source.sample(position)[0] for position in some]
-            )
+            samples = [source.sample(position)[0] for position in some]
+            refuse_unreadable_targets(samples)
+            solutions = [source.item(position)[0].solution for position in some]
+            refuse_unpaid_gold(source.domain, list(zip(samples, solutions, strict=True)))
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:
@@ -44,14 +45,27 @@ def refuse_unknown_verifiers(configuration: Configuration) -> None:
         registry.build(source.verifier).ready()
 
 
-def refuse_unreadable_targets(verifier: Json, samples: Sequence[Sample]) -> None:
+def refuse_unreadable_targets(samples: Sequence[Sample]) -> None:
     from workers.verifiers import registry
 
-    grader = registry.build(verifier)
     for sample in samples:
         try:
+            grader = registry.build(sample.verifier)
+            grader.ready()
             grader.check(sample.target, sample.options)
         except SluiceError as error:
             raise BadConfiguration(
-                f"source.{sample.domain}.verifier {verifier['name']}: {sample.key}: {error}"
+                f"source.{sample.domain}.verifier {sample.verifier.get('name')}: {sample.key}: {error}"
             ) from error
+
+
+def refuse_unpaid_gold(domain: str, samples: Sequence[tuple[Sample, str | None]]) -> None:
+    """A verifier that pays for none of the gold answers would call every answer wrong, silently."""
+    from workers.verifiers.calibrate import first_paid
+
+    paid, reason = first_paid(samples)
+    if not paid:
+        raise BadConfiguration(
+            f"source.{domain}: none of the first {len(samples)} gold answers scores 1 "
+            f"(`sluice calibrate` says more): {reason}"
+        )

@@ -28,6 +28,7 @@ class Bleu(Verifier):
     """For translations and summaries. The target, and the item's `references` beside it, are references."""
 
     version: ClassVar[str] = "1"
+    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("the cat sat on the mat", "the cat sat on the mat", 1.0),
         Canary("dogs bark", "the cat sat on the mat", 0.0),
@@ -64,6 +65,9 @@ class Bleu(Verifier):
         # Rounding may end a hair above 1; without one word in common smoothing would still pay.
         score = min(found.score / 100, 1.0) if found.counts[0] else 0.0
         return judged(score, answer, answer, f"precisions {_rounded(found.precisions)}")
+
+    def stated(self, target: str, item: Json) -> str:
+        return f"<{self.tag}>{target}</{self.tag}>" if self.tag else target
 
 
 def _references(target: str, item: Json) -> tuple[str, ...]:

@@ -72,6 +72,9 @@ class Choice(Verifier):
             return no_answer("no single letter in the agreed form")
         return judged(answer == target.strip().upper(), answer, answer)
 
+    def stated(self, target: str, item: Json) -> str:
+        return f"Answer: {target}"
+
     def _letters(self, item: Json) -> str:
         """The letters of an item's options, such as `ABCD`."""
         options = item.get("options", self.letters)

@@ -35,6 +35,7 @@ class Code(Verifier):
     """Programs in Python, without packages, processes, threads or network. Tests: the item's `tests`."""
 
     version: ClassVar[str] = "1"
+    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("```python\ndef add(a, b):\n    return a + b\n```", _ADD, 1.0),
         Canary("```python\nimport os\nos._exit(0)\n```", _ADD, 0.0),

@@ -29,6 +29,7 @@ class Compose(Verifier):
     """Score = product of the gates' scores x weighted sum of the others'. Weights sum to 1."""
 
     version: ClassVar[str] = "1"
+    graded: ClassVar[bool] = True
 
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 

@@ -40,5 +40,8 @@ class Exact(Verifier):
             return ungradable("no target", answer, key)
         return judged(key == self._key(target.strip()), answer, key)
 
+    def stated(self, target: str, item: Json) -> str:
+        return f"{self.after}{target}"
+
     def _key(self, text: str) -> str:
         return text.casefold() if self.ignore_case else text

@@ -12,6 +12,7 @@ class Format(Verifier):
     """Needs no target. The lenient mode is the usual one elsewhere, and is satisfied by empty tags."""
 
     version: ClassVar[str] = "1"
+    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("<think>x</think><answer>1</answer>", "", 1.0),
         Canary("<answer>1</answer><think>x</think>", "", 0.0),
@@ -26,6 +27,12 @@ class Format(Verifier):
             return judged(present / len(self.tags), None, None, f"{present} of {len(self.tags)}")
         problem = self._problem(response)
         return judged(not problem, None, None, problem)
+
+    def stated(self, target: str, item: Json) -> str:
+        """All tags, the target in the last."""
+        inside = [*["..."] * (len(self.tags) - 1), target]
+        pairs = zip(self.tags, inside, strict=True)
+        return "".join(f"<{tag}>{text}</{tag}>" for tag, text in pairs)
 
     def _problem(self, response: str) -> str:
         at = 0

@@ -82,7 +82,7 @@ def _judge_canaries(name: str) -> None:
         return
     verifier = registry.build(name)
     for canary in kind.canaries:
-        finding = _one(verifier, canary.response, canary.target, {})
+        finding = judge(verifier, canary.response, canary.target, {})
         if finding.score != canary.score:
             raise BadConfiguration(
                 f"verifier {name}: canary {canary!r} scored {finding.score} ({finding.detail})"
@@ -98,9 +98,9 @@ def _judge(
     findings: list[tuple[int, dict[str, object], float]] = []
     for index, text in answers:
         started = time.monotonic()
-        finding = _one(verifier, text, target, item) if problem is None else problem
+        finding = judge(verifier, text, target, item) if problem is None else problem
         if problem is not None and problem.status == "ungradable":
-            answer = _one(verifier, text, None, item)
+            answer = judge(verifier, text, None, item)
             finding = Finding(
                 "ungradable", None, answer.extracted, answer.answer_key, problem.detail
             )
@@ -128,7 +128,8 @@ def _checked_target(
     return target, None
 
 
-def _one(verifier: Verifier, text: str, target: str | None, item: Json) -> Finding:
+def judge(verifier: Verifier, text: str, target: str | None, item: Json) -> Finding:
+    """One answer's finding, whatever the verifier does but hang or die. MemoryError goes up."""
     try:
         return checked(verifier.grade(text, target, item))
     except Ungradable as error:

@@ -62,6 +62,10 @@ class KnightsKnaves(Verifier):
         detail = f"missing {missing}" if missing else f"not asked for {extra}" if extra else ""
         return judged(found == solution, key, key, detail)
 
+    def stated(self, target: str, item: Json) -> str:
+        solution = _solution(target, _roles(item))
+        return ", ".join(f"{name} is a {role}" for name, role in solution.items())
+
 
 def _roles(item: Json) -> tuple[str, str]:
     named = item.get("roles")

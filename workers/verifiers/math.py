@@ -77,6 +77,9 @@ class Math(Verifier):
         right, reason = self._right(gold(target), target, answer, text, problem)
         return judged(right, text, answer_key, reason or found.how)
 
+    def stated(self, target: str, item: Json) -> str:
+        return rf"\boxed{{{target}}}"
+
     def same(self, left: str, right: str, item: Json) -> bool | None:
         first, _ = _read(left)
         second, _ = _read(right)

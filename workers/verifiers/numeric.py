@@ -52,6 +52,9 @@ class Numeric(Verifier):
         right = abs(number - value) <= within and units.compatible(unit, gold_unit)
         return judged(right, found.text, str(number))
 
+    def stated(self, target: str, item: Json) -> str:
+        return rf"\boxed{{{target}}}"
+
 
 def _number(text: str) -> tuple[Fraction, str]:
     """(value, unit) of a text that states a rational number; Ungradable otherwise."""

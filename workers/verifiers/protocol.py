@@ -56,6 +56,8 @@ class Verifier(Settings):
     """Changes whenever a verdict may change."""
     canaries: ClassVar[tuple[Canary, ...]] = ()
     """Judged with default options when a worker starts, or when a verifier of one's own is first used."""
+    graded: ClassVar[bool] = False
+    """Whether a wrong answer may score above 0; never 1."""
 
     def ready(self) -> None:
         """Raise BadConfiguration when something that it needs is not installed."""
@@ -76,6 +78,10 @@ class Verifier(Settings):
         item: what the sample carries beside its target. An exception is the verifier's fault, never a 0.
         """
         raise TypeError(f"{type(self).__name__}: expected a method grade(response, target, item)")
+
+    def stated(self, target: str, item: Json) -> str | None:
+        """A response that gives the target in the agreed form, for calibration; None: not known."""
+        return None
 
     def same(self, left: str, right: str, item: Json) -> bool | None:
         """Whether two extracted answers with different keys are equivalent; None: undecided."""

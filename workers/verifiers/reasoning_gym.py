@@ -83,6 +83,9 @@ class ReasoningGym(Verifier):
             return judged(False, answer, answer, "no plain expression")
         return self._judged(answer, name, dataset, entry)
 
+    def stated(self, target: str, item: Json) -> str:
+        return f"<{self.tag}>{target}</{self.tag}>" if self.tag else target
+
     def _judged(self, answer: str, name: str, dataset: Any, entry: Mapping[str, Any]) -> Finding:
         corrected = CORRECTED.get(name)
         try:

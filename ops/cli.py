@@ -14,6 +14,7 @@ from ops.commands import (
     logs,
     model,
     policy,
+    regrade,
     replay,
     run,
     setup,
@@ -22,7 +23,7 @@ from ops.commands import (
 
 INTERRUPTED = 130
 REFUSED = 2
-GROUPS = (run, logs, store, audit, calibrate, data, replay, policy, model, setup)
+GROUPS = (run, logs, store, audit, calibrate, data, replay, regrade, policy, model, setup)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -51,7 +51,7 @@ async def rebuild(bus: Bus, url: str, *, settings: StoreSettings, health: Health
         await record.load()
         messages = 0
         for log in IN_ORDER:
-            messages += await _read(bus, log, record, settings.batch_rows)
+            messages += await read_log(bus, log, record, settings.batch_rows)
         await record.close_what_ended()
         lacking = await projection.do(lambda c: _missing(c, bus.run))
     finally:
@@ -64,7 +64,7 @@ async def _leave(stored: Stored, reason: str) -> None:
     """The message stays where it is: DEAD has had its copy since it was first read."""
 
 
-async def _read(bus: Bus, log: Log, record: Recording, rows: int) -> int:
+async def read_log(bus: Bus, log: Log, record: Recording, rows: int) -> int:
     """One log to where it ends now; how many messages."""
     state = await bus.state(log)
     if not state.messages:

@@ -77,7 +77,7 @@ def import_file(asked: argparse.Namespace) -> int:
         asked.file,
         asked.name or asked.file.stem,
         folder_of(asked),
-        check=gradable(_spec(asked.verifier)),
+        check=gradable(spec_of(asked.verifier)),
         prepare=_prepare(asked.field, gsm8k=asked.gsm8k),
         skip_bad=asked.skip_bad,
     )
@@ -96,7 +96,7 @@ def export_version(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _spec(text: str | None) -> dict[str, Any] | None:
+def spec_of(text: str | None) -> dict[str, Any] | None:
     from workers.verifiers import registry
 
     if text is None:

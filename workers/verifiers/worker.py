@@ -15,7 +15,6 @@ from broker.bus import Bus
 from broker.errors import Poison, Retry, Unasked
 from broker.messages import (
     Event,
-    Generation,
     GroupGenerated,
     GroupKey,
     GroupRequested,
@@ -153,7 +152,7 @@ async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
         raise Retry(str(error)) from error
     if graded.broken:
         return failed(event.group, event, f"verifier: {graded.broken}", me)
-    verdicts = tuple(verdict(generation, graded) for generation in event.generations)
+    verdicts = tuple(verdict(generation.index, graded) for generation in event.generations)
     for found in verdicts:
         verdicts_total.labels(found.verifier, found.status).inc()
     broken = [v for v in verdicts if v.status in ("verifier_error", "timeout")]
@@ -172,9 +171,8 @@ async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
     )
 
 
-def verdict(generation: Generation, graded: Graded) -> Verdict:
+def verdict(index: int, graded: Graded) -> Verdict:
     """The verdict on one answer, found by its index."""
-    index = generation.index
     finding = graded.findings[index]
     return Verdict(
         index=index,

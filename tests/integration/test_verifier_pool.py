@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.sandboxes import sandboxed, wait_until_gone
 from workers.verifiers import canaries
 from workers.verifiers.calls import Graded
 from workers.verifiers.math import Math
@@ -306,3 +307,47 @@ async def test_twenty_hostile_answers_leave_ordinary_verdicts_under_a_second(
     unrewarded = [v.findings[0] for v in verdicts if v.findings[0].score != 0.0]
     assert unrewarded == []
     assert sorted(latencies)[58] < 1.0
+
+
+PROGRAMS = [
+    "def f(x):\n    return x + 1\n",
+    "def f(x):\n    return x\n",
+    "def f(x):\n    while True: pass\n",
+    "import os\nos._exit(0)\n",
+]
+CODE = {"name": "code", "seconds": 0.5, "total_seconds": 1.0}
+
+
+async def test_programs_keep_to_their_own_limits_and_delay_no_other_verdict():
+    tests = '[{"expr": "f(1)", "expected": 2}]'
+    answers = [f"```python\n{source}```" for source in PROGRAMS]
+    # The pool's own deadline is far below what a program may take.
+    async with Pool(size=1, deadline_s=0.2, memory_bytes=1 << 30) as pool:
+        running = asyncio.create_task(grade(pool, CODE, *answers * 3, target=tests))
+        await asyncio.sleep(0.1)
+        quick = await asyncio.wait_for(grade(pool, {"name": "exact"}, "a", target="a"), 20)
+        assert not running.done()
+        graded = await running
+
+    assert quick.findings[0].score == 1.0
+    assert [graded.findings[n].score for n in range(12)] == [1.0, 0.0, 0.0, 0.0] * 3
+    assert "exceeded 0.5 s" in graded.findings[2].detail
+
+
+async def test_no_program_outlives_the_pool():
+    tests = '[{"expr": "f(1)", "expected": 2}]'
+    spec = CODE | {"seconds": 100, "total_seconds": 100}
+    before = sandboxed()
+    async with Pool(size=1, deadline_s=1.0, memory_bytes=1 << 30) as pool:
+        running = asyncio.create_task(
+            grade(pool, spec, f"```python\n{PROGRAMS[2]}```", target=tests)
+        )
+        deadline = time.monotonic() + 30
+        while not sandboxed() - before:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        started = sandboxed() - before
+        os.kill(pool.nursery_pid(), signal.SIGKILL)
+        running.cancel()
+
+    await asyncio.to_thread(wait_until_gone, started)

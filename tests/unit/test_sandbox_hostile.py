@@ -5,11 +5,11 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.hostile_programs import PROGRAMS, RIGHT
+from tests.sandboxes import IN_TIME_S, sandboxed, wait_until_gone
 from workers.verifiers.code import Code
 
 TESTS = [
@@ -21,24 +21,10 @@ VERIFIER = Code(
     entry="f", seconds=0.5, total_seconds=1.5, memory_bytes=128 << 20, output_bytes=65536
 )
 GROWTH_KIB = 48 * 1024
-IN_TIME_S = 30.0
-"""Of wall clock, on a busy machine; a program that was not stopped would run for minutes."""
 
 
 def fenced(source: str) -> str:
     return f"```python\n{source}```"
-
-
-def sandboxed() -> set[int]:
-    """Processes of any sandbox of this machine."""
-    found: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"The program's side" in (entry / "cmdline").read_bytes():
-                found.add(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +59,3 @@ def test_no_hostile_program_passes_and_none_is_left(mechanism: str, listener: so
         listener.accept()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < GROWTH_KIB
     wait_until_gone(sandboxed() - before)
-
-
-def wait_until_gone(pids: set[int]) -> None:
-    """Other tests' sandboxes may have come meanwhile: they go as well."""
-    deadline = time.monotonic() + IN_TIME_S
-    while pids & sandboxed():
-        assert time.monotonic() < deadline, f"left: {pids & sandboxed()}"
-        time.sleep(0.05)

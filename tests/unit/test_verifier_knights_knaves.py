@@ -65,3 +65,13 @@ def test_noise_is_read_in_bounded_time(noise: str):
     KnightsKnaves().grade(f"Answer: {noise}", GOLD, {})
 
     assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize("target", ['["knight", "knave"]', "[true, false]"])
+def test_a_solution_may_be_a_list_beside_the_items_names(target: str):
+    item = {"names": ["Ann", "Bob"]}
+
+    assert KnightsKnaves().grade("Ann is a knight, Bob is a knave", target, item).score == 1.0
+    assert KnightsKnaves().grade("Bob is a knight, Ann is a knave", target, item).score == 0.0
+    with pytest.raises(Ungradable, match="names None: expected a list of 2"):
+        KnightsKnaves().check(target, {})

@@ -31,7 +31,10 @@ ANSWER_CHARS = 2_000
 
 
 class KnightsKnaves(Verifier):
-    """Target: a JSON object from name to role, `{"A": "knight", "B": "knave"}`."""
+    """Target: a JSON object from name to role, `{"A": "knight", "B": "knave"}`.
+
+    Or a list, in the order of the item's `names`, of roles or of whether each is a knight.
+    """
 
     version: ClassVar[str] = "1"
     canaries: ClassVar = (
@@ -41,11 +44,11 @@ class KnightsKnaves(Verifier):
 
     def check(self, target: str | None, item: Json) -> None:
         if target is not None:
-            _solution(target, _roles(item))
+            _solution(target, item)
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         roles = _roles(item)
-        solution = None if target is None else _solution(target, roles)
+        solution = None if target is None else _solution(target, item)
         text = answer_text(response.rpartition("</think>")[2])
         if text is None:
             return no_answer("no answer in the agreed form")
@@ -63,7 +66,7 @@ class KnightsKnaves(Verifier):
         return judged(found == solution, key, key, detail)
 
     def stated(self, target: str, item: Json) -> str:
-        solution = _solution(target, _roles(item))
+        solution = _solution(target, item)
         return ", ".join(f"{name} is a {role}" for name, role in solution.items())
 
 
@@ -74,20 +77,38 @@ def _roles(item: Json) -> tuple[str, str]:
     return TRUTHFUL, LYING
 
 
-def _solution(target: str, roles: tuple[str, str]) -> dict[str, str]:
+def _solution(target: str, item: Json) -> dict[str, str]:
     """Name (lower case) to role."""
+    roles = _roles(item)
     try:
-        table = json.loads(target)
+        table = _table(json.loads(target), item)
     except ValueError as error:
         raise Ungradable(f"target {target[:80]!r}: expected a JSON object of roles") from error
     if not isinstance(table, Mapping) or not table:
         raise Ungradable(f"target {target[:80]!r}: expected a JSON object of roles")
     solution = {str(name).lower(): str(role).lower() for name, role in table.items()}
+    if len(solution) != len(table):
+        raise Ungradable(f"target {target[:80]!r}: names a person twice")
     wrong = [role for role in solution.values() if role not in (*roles, TRUTHFUL, LYING)]
     if wrong:
         raise Ungradable(f"target: role {wrong[0]!r}: expected one of {roles}")
     plain = {TRUTHFUL: roles[0], LYING: roles[1]}
     return {name: plain.get(role, role) for name, role in solution.items()}
+
+
+def _table(stated: object, item: Json) -> object:
+    """A list of roles with its names; anything else as it is."""
+    if not isinstance(stated, list):
+        return stated
+    names = item.get("names")
+    if not isinstance(names, list) or len(names) != len(stated):
+        raise Ungradable(
+            f"names {names!r:.60}: expected a list of {len(stated)}, one for each role"
+        )
+    words = {True: TRUTHFUL, False: LYING}
+    return dict(
+        zip(names, (words.get(r, r) if isinstance(r, bool) else r for r in stated), strict=True)
+    )
 
 
 def answer_text(response: str) -> str | None:

@@ -91,12 +91,14 @@ def _vllm() -> Finding:
 
 
 def _bubblewrap() -> Finding:
+    from workers.verifiers.code import Code
     from workers.verifiers.sandbox import bwrap
 
     try:
-        return Finding("bubblewrap", True, bwrap.find(), needed=False)
+        Code().ready()
     except SluiceError as error:
         return Finding("bubblewrap", False, str(error), bwrap.INSTALL, needed=False)
+    return Finding("bubblewrap", True, bwrap.find(), needed=False)
 
 
 def _memory() -> Finding:

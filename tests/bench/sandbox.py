@@ -17,7 +17,7 @@ SOURCE = "n = int(input())\nprint(sum(range(n)))\n"
 
 
 def sandboxed() -> float:
-    limits = Code()._limits()
+    limits = Code().limits()
     started = time.perf_counter()
     for number in range(RUNS):
         with Program(SOURCE, "program", limits) as program:

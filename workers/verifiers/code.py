@@ -6,10 +6,12 @@ ends, what it prints besides, and what it does to its own process count for noth
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from broker.errors import BadConfiguration
 from broker.messages import Json
 from workers.verifiers import codetests, codetext
 from workers.verifiers.coderun import Report, Run
@@ -23,9 +25,8 @@ from workers.verifiers.protocol import (
     ungradable,
     verifier_error,
 )
-from workers.verifiers.sandbox import bwrap
 from workers.verifiers.sandbox.limits import START_S, Limits
-from workers.verifiers.sandbox.process import SandboxBroken, Starved
+from workers.verifiers.sandbox.process import Program, SandboxBroken, Starved, Stopped
 
 SOURCE_BYTES = 100_000
 _ADD = '[{"expr": "add(2, 3)", "expected": 5}]'
@@ -63,7 +64,9 @@ class Code(Verifier):
         return self
 
     def ready(self) -> None:
-        bwrap.find()
+        problem = _sandbox_problem()
+        if problem:
+            raise BadConfiguration(problem)
 
     def alone_s(self) -> float:
         return self.total_seconds + self.seconds + 2 * START_S
@@ -88,7 +91,7 @@ class Code(Verifier):
             report = Run(
                 source,
                 tests,
-                self._limits(),
+                self.limits(),
                 total_s=self.total_seconds,
                 tolerance=self.tolerance,
                 all_or_nothing=self.score == "all",
@@ -99,7 +102,7 @@ class Code(Verifier):
             return verifier_error(str(error))
         return self._finding(report, tests, source, key)
 
-    def _limits(self) -> Limits:
+    def limits(self) -> Limits:
         # Processor time is a net below the limits that are watched from outside.
         cpu_seconds = int(self.total_seconds) + 2
         return Limits(self.seconds, cpu_seconds, self.memory_bytes, self.output_bytes)
@@ -116,3 +119,16 @@ class Code(Verifier):
             score = min(syntax * loaded + types * typed + values * passed, 1.0)
         components = {"loaded": loaded, "typed": typed, "passed": passed}
         return Finding("ok", score, source, key, report.reason, components)
+
+
+@lru_cache(maxsize=1)
+def _sandbox_problem() -> str:
+    """Why no sandbox can be made here; empty when one can. Many machines forbid it to all but root."""
+    try:
+        with Program("", "program", Code().limits()) as program:
+            program.compiled()
+    except BadConfiguration as error:
+        return str(error)
+    except (SandboxBroken, Stopped, Starved) as error:
+        return f"verifier code: bubblewrap does not work on this machine: {error}"
+    return ""

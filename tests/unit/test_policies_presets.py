@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.arrays import unpack
 from broker.errors import BadConfiguration
 from broker.messages import Annotation
 from tests.policy_builders import a_group
@@ -185,3 +186,89 @@ def test_token_budgets_are_filled_with_rows_that_fit():
 def test_a_control_needs_a_selector():
     with pytest.raises(BadConfiguration, match="expected a selector"):
         a_program(weight={"name": "matched_random", "of": {"name": "uniform"}})
+
+
+# --- properties over all presets --------------------------------------------------------------
+
+BY_PLACE = (
+    "matched_", "spurious:majority", "spurious:incorrect", "spurious:random",
+    "topk", "dataflex:topk", "strength:top",
+)  # fmt: skip
+"""What they do depends on places or names, be it only where rows tie: as |A| does in a group of two."""
+UNSEEDED = [name for name in sorted(PRESETS) if not name.startswith(BY_PLACE)]
+
+
+def by_row(program: Program, groups: list[list[tuple[float, int]]], names: list[int]):
+    """(weight, advantage, admitted) of each answer, known by group and score."""
+    judged = [
+        program.judge(
+            a_group(
+                [score for score, _ in rows], number=name, key=f"m:1:{name}",
+                lengths=[length for _, length in rows],
+                logprobs=[[-score - 0.01 * t for t in range(length)] for score, length in rows],
+                classes=[int(score > 0.5) for score, _ in rows],
+            ),
+            {},
+        )
+        for rows, name in zip(groups, names, strict=True)
+    ]  # fmt: skip
+    admitted = [one for one in judged if not one.reason]
+    annotations = program.decide(admitted, 1, {}).annotations if admitted else ()
+    found = {}
+    for one, decided in zip(admitted, annotations, strict=True):
+        for score, row in zip(one.group.outcomes_G.tolist(), decided, strict=True):
+            weights = None if row.token_weights is None else unpack(row.token_weights).tolist()
+            found[one.group.group_id, score] = (row.admitted, row.weight, row.advantage, weights)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(preset=st.sampled_from(UNSEEDED), data=st.data())
+def test_the_order_of_groups_and_rows_changes_nothing_but_the_order(preset, data):
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    # Distinct scores and lengths: which of two equal rows is kept depends on their order (P5).
+    numbers = data.draw(st.permutations(range(1, sum(sizes) + 1)))
+    scores = [(n / len(numbers), 2 + n) for n in numbers]
+    ends = np.cumsum(sizes)
+    groups = [scores[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    names = list(range(1, len(groups) + 1))
+    order = data.draw(st.permutations(range(len(groups))))
+    shuffled = [data.draw(st.permutations(groups[at])) for at in order]
+    program = a_program(preset=preset)
+
+    straight = by_row(program, groups, names)
+    other = by_row(program, shuffled, [names[at] for at in order])
+
+    assert straight.keys() == other.keys()
+    for key, (admitted, weight, advantage, tokens) in straight.items():
+        again = other[key]
+        assert (admitted, weight) == (again[0], pytest.approx(again[1], rel=1e-6))
+        assert advantage == pytest.approx(again[2], rel=1e-6, abs=1e-9)
+        assert tokens is None or tokens == pytest.approx(again[3], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "reasons"),
+    [
+        ([], set()),
+        ([(1.0,)], {"too_small"}),
+        ([(0.0, 0.0), (1.0, 1.0)], {"filtered:dynamic_sampling"}),
+        ([(None, None), (None, 1.0)], {"ungraded"}),
+        ([(1.0, None, 0.0)], set()),
+    ],
+    ids=["empty", "singleton", "all-equal", "ungraded", "one-missing"],
+)
+def test_awkward_windows_give_finite_decisions_and_leave_the_ungraded_out(scores, reasons):
+    for preset in PRESETS:
+        program, memory = a_program(preset=preset), {}
+        judged = [program.judge(a_group(s, number=n + 1), memory) for n, s in enumerate(scores)]
+        admitted = [one for one in judged if not one.reason]
+
+        found = program.decide(admitted, 1, memory).annotations
+
+        for one, rows in zip(admitted, found, strict=True):
+            for outcome, row in zip(one.group.outcomes_G, rows, strict=True):
+                assert np.isfinite([row.weight, row.advantage]).all()
+                if np.isnan(outcome):
+                    assert (row.admitted, row.weight, row.advantage) == (False, 0.0, 0.0)
+        assert {one.reason for one in judged if one.reason} <= reasons, preset

@@ -113,7 +113,7 @@ def test_a_group_without_two_usable_rows_is_dropped_with_the_reason():
 
     assert program.judge(nan, {}).reason == "nonfinite"
     assert program.judge(late, {}).reason == "ungraded"
-    assert program.judge(single, {}).reason == "empty"
+    assert program.judge(single, {}).reason == "too_small"
 
 
 def test_an_excluded_row_is_recorded_with_its_reason_and_moves_nothing():

@@ -120,7 +120,7 @@ class Program:
         reasons = {
             group.exclusion(row) or "nonfinite" for row in range(group.size) if not usable_G[row]
         }
-        return next((r for r in ("nonfinite", "ungraded") if r in reasons), "empty")
+        return next((r for r in ("nonfinite", "ungraded", "empty") if r in reasons), "too_small")
 
     def decide(
         self, judged: Sequence[Judged], window: int = 0, memory: Memory | None = None

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from workers.policies.actuators import ACTUATORS, RESPONSES, TOKENS, over_usable, row_scores
 from workers.policies.batch import Batch
 from workers.policies.registry import Method
-from workers.policies.scorers import Grain, Scores, split
+from workers.policies.scorers import Grain, Scores
 from workers.policies.weights import Weights
 
 
@@ -107,15 +107,12 @@ class TokenBlend(Method):
     normalise: bool = True
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        flat = np.concatenate([*scores, np.zeros(0, np.float32)])
-        flat *= self.alpha
-        flat += 1 - self.alpha
+        tokens = [self.alpha * scores_T + (1 - self.alpha) for scores_T in scores]
         if self.normalise:
-            usable_B = batch.usable_B
-            rows = flat if usable_B.all() else flat[np.repeat(usable_B, batch.lengths_B)]
-            mean = rows.mean(dtype=np.float64) if len(rows) else 0.0
+            usable_B = batch.usable_B.tolist()
+            sums = [float(np.add.reduce(row)) for row, u in zip(tokens, usable_B, strict=True) if u]
+            count = int(batch.lengths_B[batch.usable_B].sum())
+            mean = np.float32(sum(sums) / count if count else 0.0)
             if mean > 0:
-                flat /= np.float32(mean)
-        return Weights(
-            rows_B=batch.usable_B.astype(np.float64), tokens=split(flat, batch.lengths_B)
-        )
+                tokens = [row / mean for row in tokens]
+        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=tokens)

@@ -19,12 +19,6 @@ class Scorer(Protocol):
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Scores: ...
 
 
-def split(flat: np.ndarray, lengths_B: np.ndarray) -> list[np.ndarray]:
-    """Views of (T,) per row on values that lie one row after the other."""
-    ends = np.cumsum(lengths_B).tolist()
-    return [flat[end - length : end] for end, length in zip(ends, lengths_B.tolist(), strict=True)]
-
-
 SCORERS: Registry[Scorer] = Registry("weight.scorer")
 
 
@@ -79,9 +73,8 @@ class TokenProbability(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"logprob"})
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
-        flat = np.concatenate([*batch.logprobs(), np.zeros(0, np.float32)])
-        np.minimum(flat, 0.0, out=flat)
-        return split(np.exp(flat, out=flat), batch.lengths_B)
+        # Row by row: arrays of this size stay in the processor's cache.
+        return [np.exp(np.minimum(logprobs_T, 0.0)) for logprobs_T in batch.logprobs()]
 
 
 @SCORERS.register("token_efficiency")

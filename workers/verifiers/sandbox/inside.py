@@ -1,18 +1,23 @@
 """The program's side of the sandbox: runs the answer, hands it one input at a time, tells what came of it.
 
-Its text is given to the interpreter within the sandbox; nothing else imports it. It shares its process with
-the answer, which may change all of it: the checker outside believes nothing of what is said here but the
-fact that it was said. Results are plain data by exact type, so that no object of the answer's is ever
-compared with anything. It imports nothing that is slow to import.
+Its compiled code is handed to the interpreter within the sandbox; nothing else imports it. It shares its
+process with the answer, which may change all of it: the checker outside believes nothing of what is said
+here but the fact that it was said. Results are plain data by exact type, so that no object of the answer's
+is ever compared with anything. It imports nothing that is slow to import.
 """
+
+from __future__ import annotations
 
 import marshal
 import os
 import resource
 import sys
 from _json import encode_basestring_ascii as quoted
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 REQUESTS, REPLIES = (int(fd) for fd in sys.argv[1:3])
 MAX_VALUES = 500_000
@@ -144,7 +149,7 @@ def main() -> None:
         tell("compiled", first["token"], "problem", reason(error))
         return
     tell("compiled", first["token"], "problem", '""')
-    module = ModuleType("__main__" if alone else "answer")
+    module = type(sys)("__main__" if alone else "answer")
     sys.modules[module.__name__] = module
     if alone:
         os.close(REQUESTS)

@@ -21,7 +21,26 @@ from workers.verifiers.sandbox.pipes import Flood, Pipes
 
 TICK_S = 0.05
 REAP_S = 10.0
-_INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+_BOOT = """# The program's side of the sandbox.
+import marshal, os, sys
+fd = int(sys.argv[1])
+left = int.from_bytes(os.read(fd, 4), "little")
+parts = []
+while left:
+    parts.append(os.read(fd, left) or sys.exit(1))
+    left -= len(parts[-1])
+exec(marshal.loads(b"".join(parts)))
+"""
+
+
+def _inside() -> bytes:
+    path = Path(__file__).with_name("inside.py")
+    code = compile(path.read_text(encoding="utf-8"), "inside.py", "exec", dont_inherit=True)
+    return marshal.dumps(code)
+
+
+_INSIDE = _inside()
+"""What runs on the other side, compiled before graders fork: there it would cost more than all the rest."""
 
 
 class SandboxBroken(Exception):
@@ -66,6 +85,7 @@ class Program:
             "cpu_seconds": limits.cpu_seconds,
             "disk_bytes": limits.disk_bytes,
         }
+        self._pipes.send("requests", _framed(_INSIDE))
         self._tell({"source": source, "mode": mode, "token": self._token, **confinement})
 
     def __enter__(self) -> Self:
@@ -132,7 +152,7 @@ class Program:
     def _spawn(self) -> subprocess.Popen[bytes]:
         theirs = self._pipes.theirs
         filter_fd = _in_memory(seccomp.program())
-        arguments = ["-c", _INSIDE, str(theirs["requests"]), str(theirs["results"])]
+        arguments = ["-c", _BOOT, str(theirs["requests"]), str(theirs["results"])]
         try:
             return subprocess.Popen(
                 bwrap.command(
@@ -151,8 +171,7 @@ class Program:
             os.close(filter_fd)
 
     def _tell(self, request: dict[str, object]) -> None:
-        body = marshal.dumps(request)
-        self._pipes.send("requests", len(body).to_bytes(4, "little") + body)
+        self._pipes.send("requests", _framed(marshal.dumps(request)))
 
     def _problem(self, kind: str) -> str:
         return str(self._reply(kind, self._limits.seconds).get("problem", ""))[:300]
@@ -209,6 +228,10 @@ class Program:
         """The last line on standard error."""
         said = bytes(self._pipes.outputs["errors"].said[-2000:])
         return said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+
+
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
 
 
 def _status(code: int) -> str:

@@ -37,6 +37,28 @@ def test_each_line_gets_a_row_with_its_id_in_order(tmp_path: Path):
     assert found[0]["answer_key"] == "1/2"
 
 
+def test_a_line_carries_what_its_own_verifier_needs(tmp_path: Path):
+    program = "```python\ndef f(x):\n    return x + 1\n```"
+    tests = [{"expr": "f(1)", "expected": 2}]
+    found = graded(
+        tmp_path,
+        {"response": program, "verifier": "code", "tests": tests},
+        {"response": program, "verifier": "code", "test_cases": [{"expr": "f(1)", "expected": 3}]},
+        {"response": "I cannot.", "verifier": "code", "tests": tests},
+        {"response": "Answer: d", "gold": "D", "verifier": "choice", "options": "A-D"},
+        {"response": "Answer: d", "gold": "D", "verifier": "choice", "options": ["x", "y"]},
+        {
+            "response": "Ann is a knight, Bob is a knave",
+            "gold": [True, False],
+            "names": ["Ann", "Bob"],
+            "verifier": "knights_knaves",
+        },
+    )
+
+    assert [row["score"] for row in found] == [1.0, 0.0, 0.0, 1.0, None, 1.0]
+    assert [row["status"] for row in found][2:5] == ["no_answer", "ok", "ungradable"]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -1,7 +1,7 @@
 """Grading a file of answers, for `sluice grade`: the same graders and limits as in a run.
 
-A line is `{id, gold, response}` and may carry `verifier`, `options`, `tests`, `names`. A wrong answer is a
-score of 0; a line that cannot be read raises with its number.
+A line is `{id, gold, response}` and may carry `verifier`, `options`, `tests` (or `test_cases`) and `names`. A
+wrong answer is a score of 0; a line that cannot be read raises with its number.
 """
 
 import asyncio
@@ -131,7 +131,9 @@ def _gold(value: object) -> str | None:
 def _item(row: Mapping[str, object]) -> Json:
     options = row.get("options", {})
     item: Json = dict(options) if isinstance(options, dict) else {"options": options}
-    return item | {name: row[name] for name in ("tests", "names") if name in row}
+    tests = row.get("tests", row.get("test_cases"))
+    named = {"tests": tests, "names": row.get("names")}
+    return item | {name: value for name, value in named.items() if value is not None}
 
 
 def _sound(text: str) -> str:

@@ -14,7 +14,8 @@ CHUNK_ELEMENTS = 16 * 1024 * 1024
 class _ChosenLogprobs(torch.autograd.Function):
     """Logits are made chunk by chunk, and again in backward, where their gradient is known.
 
-    d logp / d logits = (one-hot(chosen) - softmax) / temperature.
+    d logp / d logits = (one-hot(chosen) - p) / temperature, d entropy / d logits =
+    -p (log p + entropy) / temperature, p = softmax.
     """
 
     @staticmethod
@@ -25,6 +26,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         chosen_N: torch.Tensor,
         temperature_N: torch.Tensor,
         chunk: int,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = torch.empty(len(chosen_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
@@ -39,27 +41,36 @@ class _ChosenLogprobs(torch.autograd.Function):
             # Entropy = logsumexp - E[logit]; -inf logits carry no probability.
             probs_CV = (logits_CV - norm_C[:, None]).exp_()
             entropy_N[part] = norm_C - (probs_CV * logits_CV).nan_to_num_(nan=0.0).sum(-1)
-        ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N)
-        ctx.chunk = chunk
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N, entropy_N)
+        ctx.chunk, ctx.entropy_gradient = chunk, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, head_VH, chosen_N, temperature_N, norms_N = ctx.saved_tensors
-        grad_N = grads[0]
+        hidden_NH, head_VH, chosen_N, temperature_N, norms_N, entropy_N = ctx.saved_tensors
+        grad_N = grads[0] / temperature_N
+        grad_entropy_N = grads[1] / temperature_N if ctx.entropy_gradient else None
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32)
         for at in range(0, len(chosen_N), ctx.chunk):
             part = slice(at, at + ctx.chunk)
             logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part])
-            scale_C = grad_N[part] / temperature_N[part]
-            slope_CV = logits_CV.sub_(norms_N[part, None]).exp_().mul_(-scale_C[:, None])
-            slope_CV.scatter_add_(1, chosen_N[part, None], scale_C[:, None])
+            log_p_CV = logits_CV.sub_(norms_N[part, None])
+            if grad_entropy_N is None:
+                slope_CV = log_p_CV.exp_().mul_(-grad_N[part, None])
+            else:
+                p_CV = log_p_CV.exp()
+                # -inf logits carry no probability: 0 x inf is 0 here.
+                plogp_CV = log_p_CV.add_(entropy_N[part, None]).mul_(p_CV).nan_to_num_(nan=0.0)
+                slope_CV = p_CV.mul_(-grad_N[part, None])
+                slope_CV.sub_(plogp_CV.mul_(grad_entropy_N[part, None]))
+            slope_CV.scatter_add_(1, chosen_N[part, None], grad_N[part, None])
             slope_CV = slope_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = slope_CV @ head_VH
             grad_head_VH += (slope_CV.T @ hidden_NH[part]).float()
-        return grad_hidden_NH, grad_head_VH.to(head_VH.dtype), None, None, None
+        return grad_hidden_NH, grad_head_VH.to(head_VH.dtype), None, None, None, None
 
 
 def _logits(
@@ -76,15 +87,16 @@ def chosen_logprobs(
     temperature_N: torch.Tensor,
     *,
     chunk_elements: int = CHUNK_ELEMENTS,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Natural-log probability of each chosen token, and the entropy it was chosen with (nats).
 
     hidden_NH: last hidden state before each token; head_VH: output embedding, same dtype;
     temperature_N divides the logits before the softmax, as the engine does when it samples.
-    Returns two float32 (N,); only the first carries gradients.
+    Returns two float32 (N,); the second carries gradients only with entropy_gradient.
     """
     chunk = max(1, chunk_elements // head_VH.shape[0])
     logprobs_N, entropy_N = _ChosenLogprobs.apply(  # pyright: ignore[reportGeneralTypeIssues]
-        hidden_NH, head_VH, chosen_N, temperature_N, chunk
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk, entropy_gradient
     )
     return logprobs_N, entropy_N

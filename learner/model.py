@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from broker.errors import BadConfiguration
 from broker.exclusive import MODEL_LOADING
+from learner import packing
+from learner.layout import MicroBatch
 from learner.logprobs import chosen_logprobs
+from learner.packing import chosen
 
 HEAD_TOLERANCE = 1e-3
 """Largest difference between the model's own logits and ours that is round-off."""
@@ -39,7 +42,7 @@ def load_model(folder: Path, *, device: str, seed: int) -> PreTrainedModel:
 
 def _build(folder: Path, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    options = {"dtype": torch.float32, "attn_implementation": packing.NAME}
     try:
         if any(folder.glob("*.safetensors")):
             model = AutoModelForCausalLM.from_pretrained(
@@ -83,24 +86,29 @@ def _check_head(model: PreTrainedModel, folder: Path) -> None:
 
 def answer_logprobs(
     model: PreTrainedModel,
-    input_ids_BS: torch.Tensor,
-    positions_N: torch.Tensor,
-    answer_ids_N: torch.Tensor,
-    temperature_N: torch.Tensor,
+    batch: MicroBatch,
     *,
     dtype: torch.dtype,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(N,) log-probabilities with gradients and entropies of the answer tokens, float32.
 
-    input_ids_BS: prompt and answer, padded on the right: under causal attention no real token sees
-    the padding, so no mask is needed. positions_N: index into B*S of the token before each answer
-    token; no other position reaches the output embedding. dtype: of the computation.
+    Only the positions before answer tokens reach the output embedding. dtype: of the computation.
     """
     low = dtype is not torch.float32
-    with torch.autocast(input_ids_BS.device.type, dtype=dtype if low else None, enabled=low):
-        hidden_BSH = model.base_model(input_ids_BS, use_cache=False).last_hidden_state
-    hidden_NH = hidden_BSH.flatten(0, 1).index_select(0, positions_N).to(dtype)
-    return chosen_logprobs(hidden_NH, head_weight(model).to(dtype), answer_ids_N, temperature_N)
+    packed = batch.packed
+    with torch.autocast(packed.input_ids_S.device.type, dtype=dtype if low else None, enabled=low):
+        hidden_1SH = model.base_model(
+            input_ids=packed.input_ids_S[None],
+            position_ids=packed.position_ids_S[None],
+            use_cache=False,
+            packed=packed,
+        ).last_hidden_state
+    hidden_NH = chosen(hidden_1SH[0], batch.positions_N).to(dtype)
+    return chosen_logprobs(
+        hidden_NH, head_weight(model).to(dtype), batch.answer_ids_N, batch.temperature_N,
+        entropy_gradient=entropy_gradient,
+    )  # fmt: skip
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

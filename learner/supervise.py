@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from learner.batch import Row, micro_batches
+from learner.layout import lay_out
 from learner.model import answer_logprobs
 from learner.settings import WarmupSettings
-from learner.trainer import lay_out
 from learner.warmup import WarmupExample, draw_batches, learning_rate
 
 MAX_GRAD_NORM = 1.0
@@ -55,11 +55,8 @@ def _backward(
     model: PreTrainedModel, rows: Sequence[Row], scale: float, dtype: torch.dtype
 ) -> float:
     batch = lay_out(rows, np.full(len(rows), scale), model.device)
-    logprobs_N, _ = answer_logprobs(
-        model, batch.input_ids_BS, batch.positions_N, batch.answer_ids_N, batch.temperature_N,
-        dtype=dtype,
-    )  # fmt: skip
-    loss = -(logprobs_N * batch.coefficients_N).sum()
+    logprobs_N, _ = answer_logprobs(model, batch, dtype=dtype)
+    loss = -(logprobs_N * batch.line.coefficients_N).sum()
     loss.backward()
     return loss.item()
 

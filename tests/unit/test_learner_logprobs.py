@@ -1,11 +1,18 @@
 """Log-probabilities of chosen tokens: as log_softmax, gradients included, without its memory."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from learner.layout import lay_out
 from learner.logprobs import chosen_logprobs
-from learner.model import answer_logprobs
-from tests.learning import a_model
+from learner.model import answer_logprobs, load_model
+from tests.learning import a_model, a_row
+from tests.rollout_models import CONFIGS
+from tests.rollout_models import a_model as a_rollout_model
 
 
 def a_problem(tokens=23, hidden=7, vocabulary=19):
@@ -16,6 +23,27 @@ def a_problem(tokens=23, hidden=7, vocabulary=19):
     temperature_N = torch.rand(tokens, generator=generator) + 0.5
     upstream_N = torch.randn(tokens, generator=generator)
     return hidden_NH, head_VH, chosen_N, temperature_N, upstream_N
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 19 * 5, 10**9])
+def test_gradients_of_the_entropy_equal_those_of_log_softmax_for_any_chunk(chunk_elements):
+    hidden_NH, head_VH, chosen_N, temperature_N, upstream_N = a_problem()
+    plain_NV = torch.log_softmax(hidden_NH @ head_VH.T / temperature_N[:, None], dim=-1)
+    chosen_plain_N = plain_NV.gather(1, chosen_N[:, None]).squeeze(1)
+    entropy_plain_N = -(plain_NV.exp() * plain_NV).sum(-1)
+    both = (chosen_plain_N * upstream_N + entropy_plain_N * upstream_N.flip(0)).sum()
+    expected = torch.autograd.grad(both, [hidden_NH, head_VH])
+
+    logprobs_N, entropy_N = chosen_logprobs(
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=chunk_elements,
+        entropy_gradient=True,
+    )  # fmt: skip
+    found = (logprobs_N * upstream_N + entropy_N * upstream_N.flip(0)).sum()
+
+    for grad, wanted in zip(
+        torch.autograd.grad(found, [hidden_NH, head_VH]), expected, strict=True
+    ):
+        assert torch.allclose(grad, wanted, atol=5e-5)
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 19 * 5, 10**9])
@@ -67,39 +95,60 @@ def test_d6_temperature_divides_logits_before_the_softmax():
     assert logprobs_N.item() == pytest.approx(-0.203, abs=2e-3)
 
 
-def test_answers_of_a_padded_batch_are_scored_as_if_each_were_alone(tmp_path):
+def rows_with(*pairs: tuple[list[int], list[int]]):
+    return [
+        replace(
+            a_row(len(answer), prompt=len(prompt)),
+            prompt_ids_P=np.array(prompt, np.int32),
+            answer_ids_T=np.array(answer, np.int32),
+        )
+        for prompt, answer in pairs
+    ]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_packed_rows_are_scored_as_if_each_were_alone(tmp_path, family):
+    # Without a window, transformers' own full attention; with one, its own mask.
+    a_rollout_model(family).save_pretrained(tmp_path)
+    model = load_model(tmp_path, device="cpu", seed=0)
+    own = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    rows = rows_with(([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5]), ([8], [7]))
+    expected = []
+    for row in rows:
+        ids = torch.tensor([*row.prompt_ids_P.tolist(), *row.answer_ids_T.tolist()])
+        every = torch.log_softmax(own(ids[None]).logits[0], dim=-1)
+        first = len(row.prompt_ids_P) - 1
+        expected += [every[first + t, token].item() for t, token in enumerate(row.answer_ids_T)]
+
+    for some, wanted in ((rows, expected), (rows[:1], expected[:2])):
+        laid = lay_out(some, np.ones(len(some)), torch.device("cpu"))
+        logprobs_N, _ = answer_logprobs(model, laid, dtype=torch.float32)
+        assert logprobs_N.tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_gradients_of_packed_rows_equal_those_of_each_row_alone(tmp_path):
     model = a_model(tmp_path)
-    rows = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5])]
-    width = max(len(p) + len(a) for p, a in rows)
-    input_ids_BS = torch.zeros(len(rows), width, dtype=torch.int64)
-    positions, chosen, expected = [], [], []
-    for index, (prompt, answer) in enumerate(rows):
-        ids = torch.tensor(prompt + answer)
-        input_ids_BS[index, : len(ids)] = ids
-        for t in range(len(answer)):
-            positions.append(index * width + len(prompt) + t - 1)
-            chosen.append(answer[t])
-        every = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
-        expected += [every[len(prompt) + t - 1, token].item() for t, token in enumerate(answer)]
+    rows = rows_with(([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5]))
 
-    logprobs_N, _ = answer_logprobs(
-        model, input_ids_BS, torch.tensor(positions), torch.tensor(chosen),
-        torch.ones(len(chosen)), dtype=torch.float32,
-    )  # fmt: skip
+    def gradients(batches):
+        model.zero_grad()
+        for some in batches:
+            laid = lay_out(some, np.ones(len(some)), torch.device("cpu"))
+            logprobs_N, _ = answer_logprobs(model, laid, dtype=torch.float32)
+            logprobs_N.square().sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
 
-    assert logprobs_N.tolist() == pytest.approx(expected, abs=1e-5)
+    for packed, alone in zip(gradients([rows]), gradients([[r] for r in rows]), strict=True):
+        assert torch.allclose(packed, alone, atol=1e-4)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_gradients(tmp_path):
     model = a_model(tmp_path)
-    input_ids_BS = torch.arange(3, 19).reshape(2, 8)
-    positions_N, chosen_N = torch.arange(2, 7), torch.arange(6, 11)
+    laid = lay_out([a_row(6, prompt=3), a_row(4, prompt=2)], np.ones(2), torch.device("cpu"))
 
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        logprobs_N, _ = answer_logprobs(
-            model, input_ids_BS, positions_N, chosen_N, torch.ones(5), dtype=dtype
-        )
+        logprobs_N, _ = answer_logprobs(model, laid, dtype=dtype)
         model.zero_grad()
         logprobs_N.sum().backward()
         grad = model.model.layers[0].mlp.up_proj.weight.grad

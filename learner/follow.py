@@ -2,12 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import structlog
 
 from broker import weights
+from broker.messages import GroupAnnotated
 from broker.settings import RunSettings
 from broker.telemetry import Health, now_us
+from learner.batch import Prepared, rows_of, rows_of_group
+from learner.identity import BANDS, NotIdentical, check, comparable
 from learner.intake import WindowReader
 from learner.retention import Pins, deletable, kept_versions, orphans
 from learner.space import EarlyCheckpoint
@@ -21,6 +25,22 @@ WINDOW_LIMIT_S = 12 * 3600.0
 """No window for this long: the run is stuck in a way that its dispatcher does not see."""
 END_LIMIT_S = 12 * 3600.0
 """From the last step to the end of the run: the final evaluation."""
+
+
+async def _prepared(reader: WindowReader) -> tuple[Window, Prepared]:
+    """The next window and the rows of its groups, made while the previous step runs."""
+    window = await reader.next()
+    # What is malformed is left to the sweep, which drops it with a reason.
+    groups = [
+        group
+        for member in window.members
+        if (group := member.group) is not None
+        and group.request is not None
+        and len(group.generations) == len(group.annotations)
+    ]
+    return window, await asyncio.to_thread(
+        lambda: {group.group.group_id: rows_of_group(group) for group in groups}
+    )
 
 
 class Follower:
@@ -42,12 +62,14 @@ class Follower:
         self._pins = Pins(steps.bus)
         self._early = EarlyCheckpoint(steps.bus)
         self._deleted: set[int] = set()
+        self._identical = False
+        """This life's trainer and the engine were seen to agree."""
 
     async def follow(self) -> None:
         """Returns when the run has ended or the process is asked to stop. Raises Replaced."""
         steps = self._steps
         reader = WindowReader(steps.bus, after=steps.cursor, next_window=steps.step + 1)
-        gathering = asyncio.create_task(reader.next())
+        gathering = asyncio.create_task(_prepared(reader))
         try:
             await self._delete_orphans()
             await self._checkpoint_if_due()
@@ -56,14 +78,14 @@ class Follower:
                 self._note()
                 started = time.monotonic()
                 what = f"window {steps.step + 1} of the policy"
-                window = await self._watch.result_of(
+                found = await self._watch.result_of(
                     gathering, what, WINDOW_LIMIT_S, meanwhile=self._checkpoint_early
                 )
-                if window is None:
+                if found is None:
                     break
-                # The next batch is collected while this one is trained; it is swept when its turn comes.
-                gathering = asyncio.create_task(reader.next())
-                if not await self._train(window, seconds_wait=time.monotonic() - started):
+                # The next batch is prepared while this one is trained; it is swept when its turn comes.
+                gathering = asyncio.create_task(_prepared(reader))
+                if not await self._train(*found, seconds_wait=time.monotonic() - started):
                     return
             self._note()
             if not self._watch.stopping:
@@ -76,7 +98,7 @@ class Follower:
             await reader.close()
             await self._pins.close()
 
-    async def _train(self, window: Window, *, seconds_wait: float) -> bool:
+    async def _train(self, window: Window, ready: Prepared, *, seconds_wait: float) -> bool:
         """One window, from sweep to checkpoint. False when the run ended first: the step does not count."""
         steps = self._steps
         if await self._watch.ended():
@@ -85,15 +107,16 @@ class Follower:
         plan = make_plan(
             window, swept, version=steps.version, writer_id=steps.pen.writer_id, at_us=now_us()
         )
+        groups = [member.group for member, _ in swept.kept if member.group is not None]
+        await self._check_identity(groups, ready)
         # Written ahead: a crash from here on redoes exactly this step.
         await steps.pen.write(plan)
         steps.ledger.planned[plan.step] = plan
         for dropped in plan.dropped:
             log.warning("group dropped", group_id=dropped.group_id, reason=dropped.reason)
-        groups = [member.group for member, _ in swept.kept if member.group is not None]
         housekeeping = asyncio.create_task(self._delete_old_weights())
         try:
-            done = await steps.compute(plan, groups)
+            done = await steps.compute(plan, groups, ready)
             await housekeeping
         finally:
             housekeeping.cancel()
@@ -103,6 +126,25 @@ class Follower:
         await steps.commit(plan, done, seconds_wait=seconds_wait)
         await self._checkpoint_if_due()
         return True
+
+    async def _check_identity(self, groups: Sequence[GroupAnnotated], ready: Prepared) -> None:
+        """Once a life, as soon as a window has tokens of the weights in force. Raises NotIdentical."""
+        steps = self._steps
+        if self._identical:
+            return
+        rows = comparable(rows_of(groups, version=steps.version, ready=ready))
+        if not rows:
+            return
+        trainer, band = steps.trainer, steps.settings.identity_band
+        if band is None:
+            band = BANDS[str(trainer.dtype).removeprefix("torch.")]
+        try:
+            found = await steps.workshop.do("identity check", lambda: check(trainer, rows, band))
+        except NotIdentical as error:
+            await steps.pen.incident("not_identical", str(error))
+            raise
+        log.info("trainer and engine agree", gap=found.gap, worst=found.worst, tokens=found.tokens)
+        self._identical = True
 
     async def _checkpoint_if_due(self) -> None:
         """Every so many steps, and after the last; after a redo too, which may have gone past one."""

@@ -24,6 +24,25 @@ def make_optimizer(model: PreTrainedModel, settings: LearnerSettings) -> torch.o
     )
 
 
+class Snapshot:
+    """The weights and the optimizer's state as they are now, to go back to within this process."""
+
+    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> None:
+        self._optimizer = optimizer
+        self._weights = [(p, p.detach().clone()) for p in model.parameters()]
+        self._state = {
+            p: {what: value.clone() for what, value in entries.items()}
+            for p, entries in optimizer.state.items()
+        }
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for parameter, value in self._weights:
+                parameter.copy_(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
 def optimizer_bytes(model: PreTrainedModel, optimizer: torch.optim.AdamW) -> bytes:
     """Every tensor of the state, named `<what>/<parameter>`; empty before the first step."""
     tensors = {

@@ -17,6 +17,7 @@ from broker.messages import CheckpointWritten, GroupAnnotated, StepPlanned
 from broker.topology import Log
 from learner.checkpoint import BadCheckpoint, Checkpoint, read
 from learner.model import digest_of
+from learner.reference import make_reference
 from learner.steps import Computed, Steps
 
 log = structlog.get_logger()
@@ -119,11 +120,20 @@ def put_in_force(steps: Steps, loaded: Checkpoint) -> None:
     steps.trainer.restore(loaded.model, loaded.optimizer, state.rng)
     steps.step, steps.version, steps.cursor = state.step, state.version, state.cursor
     steps.digest, steps.checkpointed = state.model_sha256, state.step
+    set_reference(steps)
+
+
+def set_reference(steps: Steps) -> None:
+    """What the KL term compares with, once the model is where it should be; called in the workshop."""
+    steps.trainer.reference = make_reference(
+        steps.trainer, steps.checkpoint_folder, step=steps.step
+    )
 
 
 async def _begin(steps: Steps, warm_up: Callable[[], None]) -> list[Mismatch]:
     """Warm up from nothing; write checkpoint 0 unless one was written and then lost."""
     await steps.workshop.do("warm-up", warm_up)
+    await steps.workshop.do("reference model", lambda: set_reference(steps))
     steps.digest = digest_of(await steps.workshop.do("model weights", steps.trainer.weights))
     if not steps.ledger.checkpoints:
         await steps.checkpoint()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from broker.settings import Settings
+from learner.objective import Objective
 
 
 class TinyModel(Settings):
@@ -38,7 +39,7 @@ class WarmupSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
 
 
-class LearnerSettings(Settings):
+class LearnerSettings(Objective):
     """`[learner]`."""
 
     learning_rate: Annotated[float, Field(ge=0)] = 1e-6
@@ -47,14 +48,11 @@ class LearnerSettings(Settings):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    loss: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.28
-    denominator: Literal["all_tokens", "kept_tokens", "sequences", "seq_mean", "fixed"] = (
-        "all_tokens"
-    )
     micro_batch_tokens: Annotated[int, Field(ge=16)] = 16_384
     """Prompt and answer tokens, padding included, that go through the model at once."""
+    identity_band: Annotated[float, Field(gt=0)] | None = None
+    """Mean |log-probability of the trainer - of the engine|, nats a token, beyond which nothing is trained;
+    None: 0.02 in float32, 0.1 in bfloat16."""
     threads: Annotated[int, Field(ge=1)] = 1
     min_fresh_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of a step's groups; the oldest beyond it are dropped as `not_fresh` and asked for again. 0: off."""

@@ -23,8 +23,8 @@ from broker.messages import (
 )
 from broker.telemetry import now_us
 from learner import checkpoint as checkpoints
-from learner import gauges
-from learner.batch import rows_of
+from learner import gauges, reference
+from learner.batch import Prepared, rows_of
 from learner.fold import Ledger
 from learner.metrics import Metrics, group_metrics
 from learner.model import digest_of
@@ -94,13 +94,22 @@ class Steps:
     def weights_folder(self) -> Path:
         return self.run_dir / "weights"
 
-    async def compute(self, plan: StepPlanned, groups: Sequence[GroupAnnotated]) -> Computed:
-        """Take the step in memory. The model has changed afterwards unless it was skipped."""
-        return await self.workshop.do(f"step {plan.step}", lambda: self._compute(plan, groups))
+    async def compute(
+        self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared | None = None
+    ) -> Computed:
+        """Take the step in memory. The model has changed afterwards unless it was skipped.
 
-    def _compute(self, plan: StepPlanned, groups: Sequence[GroupAnnotated]) -> Computed:
+        ready: rows of the groups made earlier.
+        """
+        return await self.workshop.do(
+            f"step {plan.step}", lambda: self._compute(plan, groups, ready)
+        )
+
+    def _compute(
+        self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared | None
+    ) -> Computed:
         started = time.monotonic()
-        rows = rows_of(groups)
+        rows = rows_of(groups, version=plan.version, ready=ready)
         facts = group_metrics(plan.groups, groups, rows)
         if not groups:
             return Computed(NOTHING_LEFT, self.digest, b"", facts)
@@ -214,6 +223,7 @@ class Steps:
         await self.pen.advanced(self.cursor, self.digest)
         kept = self.ledger.checkpoints[-self.settings.keep_checkpoints :]
         names = [checkpoints.folder_name(event.step, event.version) for event in kept]
+        names += reference.pinned(self.settings.kl, self.checkpoint_folder)
         await self.workshop.do(
             "old checkpoints", lambda: checkpoints.remove_others(self.checkpoint_folder, names)
         )

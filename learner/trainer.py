@@ -1,26 +1,27 @@
-"""One optimizer step on one batch of rows, the same to the bit whenever it is taken from the same state.
+"""One step on one batch of rows, the same to the bit whenever it is taken from the same state.
 
 A step without signal, or with a gradient that is not finite, changes nothing.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from learner.batch import Row, micro_batches
+from learner.batch import Row, micro_batches, parts_of
 from learner.denominators import DENOMINATORS
 from learner.interrupt import Interrupted, make_interruptible
-from learner.losses import LOSSES
-from learner.losses.base import Tokens
+from learner.layout import answers_in_line, lay_out
 from learner.metrics import Metrics, TokenSums
 from learner.model import answer_logprobs, head_weight, load_weights, weights_bytes
-from learner.optimizer import load_optimizer, make_optimizer, optimizer_bytes
+from learner.objective import needs_old, needs_whole_step
+from learner.optimizer import Snapshot, load_optimizer, make_optimizer, optimizer_bytes
 from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
+from learner.terms import Terms, split
 
 
 @dataclass(frozen=True)
@@ -33,52 +34,11 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """B rows padded on the right for the model, their N answer tokens laid end to end for the loss."""
+class Known:
+    """Per row of an update, what was computed before its first micro-batch; on the model's device."""
 
-    input_ids_BS: torch.Tensor
-    positions_N: torch.Tensor
-    """Index into B*S of the token before each answer token."""
-    answer_ids_N: torch.Tensor
-    temperature_N: torch.Tensor
-    rollout_logprobs_N: torch.Tensor
-    advantages_N: torch.Tensor
-    coefficients_N: torch.Tensor
-    """Weight over denominator: the loss of the step is their product with the token losses, summed."""
-    kept_N: torch.Tensor
-    rows_N: torch.Tensor
-
-
-def lay_out(rows: Sequence[Row], scales_B: np.ndarray, device: torch.device) -> MicroBatch:
-    """Rows of one micro-batch as tensors. The last answer token is predicted, never read, so not an input."""
-    width = max(row.length for row in rows) - 1
-    input_ids_BS = np.zeros((len(rows), width), np.int64)
-    positions: list[np.ndarray] = []
-    for index, row in enumerate(rows):
-        prompt, end = len(row.prompt_ids_P), row.length - 1
-        input_ids_BS[index, :prompt] = row.prompt_ids_P
-        input_ids_BS[index, prompt:end] = row.answer_ids_T[:-1]
-        positions.append(index * width + np.arange(prompt - 1, end))
-    weights = [row.weights_T() for row in rows]
-    counts = [row.tokens for row in rows]
-
-    def per_token(values: Sequence[float]) -> np.ndarray:
-        return np.repeat(np.asarray(values, np.float32), counts)
-
-    def line(parts: Sequence[np.ndarray], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(dtype)).to(device)
-
-    return MicroBatch(
-        input_ids_BS=torch.from_numpy(input_ids_BS).to(device),
-        positions_N=line(positions, np.int64),
-        answer_ids_N=line([row.answer_ids_T for row in rows], np.int64),
-        temperature_N=line([per_token([row.temperature for row in rows])], np.float32),
-        rollout_logprobs_N=line([row.rollout_logprobs_T for row in rows], np.float32),
-        advantages_N=line([per_token([row.advantage for row in rows])], np.float32),
-        coefficients_N=line([w * s for w, s in zip(weights, scales_B, strict=True)], np.float32),
-        kept_N=line([w > 0 for w in weights], np.bool_),
-        rows_N=line([np.repeat(np.arange(len(rows)), counts)], np.int64),
-    )
+    old: list[torch.Tensor] | None = None
+    whole: list[torch.Tensor] | None = None
 
 
 class Trainer:
@@ -95,7 +55,9 @@ class Trainer:
         self.model = model
         self.settings = settings
         self.dtype = dtype
-        self.loss = LOSSES[settings.loss](settings)
+        self.reference: PreTrainedModel | None = None
+        """Frozen; what the KL term compares with. Set before the first step where one is configured."""
+        self.terms = Terms(settings)
         self.optimizer = make_optimizer(model, settings)
         self.interrupted = interrupted
         """Set from another thread: the computation in progress is given up."""
@@ -107,31 +69,42 @@ class Trainer:
         return head_weight(self.model).shape[0]
 
     def step(self, rows: Sequence[Row], *, done: float = 0.0) -> Taken:
-        """Take one optimizer step on all rows of a window. Raises Interrupted.
+        """Take the updates of one window, by default one. Raises Interrupted, with everything as before.
 
         `done`: the fraction of the run's steps before this one, for the schedule of the learning rate.
         """
-        scales_B = DENOMINATORS[self.settings.denominator](rows)
-        # A row without weighted advantage adds exactly zero to loss and gradient: not computed.
-        informative = [index for index, row in enumerate(rows) if row.signal() > 0]
-        sums = TokenSums()
-        if not informative:
+        if (self.settings.kl is None) != (self.reference is None):
+            raise ValueError("a KL term and a reference model: expected both or neither")
+        sums, norms = TokenSums(), list[float]()
+        if not any(row.signal() > 0 for row in rows):
             # A zero gradient would still move the weights by the optimizer's momentum.
-            return Taken("no_signal", {**sums.metrics(), "grad_norm": 0.0})
+            return Taken("no_signal", {**sums.metrics(), "grad_norm": 0.0, "updates": 0})
+        parts = parts_of(rows, self.settings.updates_per_step)
+        before = Snapshot(self.model, self.optimizer) if len(parts) > 1 else None
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, done)
         try:
-            lengths = [rows[index].length - 1 for index in informative]
-            for batch in micro_batches(lengths, self.settings.micro_batch_tokens):
-                chosen = [informative[index] for index in batch]
-                self._accumulate([rows[index] for index in chosen], scales_B[chosen], sums)
-            norm = self._clipped_norm()
-            if norm is None:
-                return Taken("nonfinite", {**_finite(sums.metrics()), "grad_norm": None})
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.settings, done)
-            self.optimizer.step()
-            return Taken("", {**_finite(sums.metrics()), "grad_norm": norm})
+            known = self._known_before(parts)
+            for part, found in zip(parts, known, strict=True):
+                if not any(row.signal() > 0 for row in part):
+                    continue
+                norm = self._update(part, found, sums)
+                if norm is None:
+                    if before is not None:
+                        before.restore()
+                    metrics = {**_finite(sums.metrics()), "grad_norm": None, "updates": 0}
+                    return Taken("nonfinite", metrics)
+                norms.append(norm)
+        except Interrupted:
+            if before is not None:
+                before.restore()
+            raise
         finally:
             self.optimizer.zero_grad(set_to_none=True)
+        # Means over the updates, so that their number does not change what the figures mean.
+        sums.loss /= len(norms)
+        told: Metrics = {"grad_norm": sum(norms) / len(norms), "updates": len(norms)}
+        return Taken("", {**_finite(sums.metrics()), **told})
 
     def weights(self) -> bytes:
         return weights_bytes(self.model)
@@ -150,24 +123,87 @@ class Trainer:
         load_weights(self.model, model)
         load_optimizer(self.model, self.optimizer, optimizer)
 
-    def _accumulate(self, rows: Sequence[Row], scales_B: np.ndarray, sums: TokenSums) -> None:
+    # --- what is computed ---
+
+    def computed(self, rows: Sequence[Row]) -> list[int]:
+        """Indices of the rows that go through the model.
+
+        A row without weighted advantage adds exactly zero to the loss; the terms beside it may want it.
+        """
+        s = self.settings
+        all_rows = s.regularized_rows == "all" and (s.kl is not None or s.entropy_bonus > 0)
+        return [i for i, row in enumerate(rows) if row.signal() > 0 or (all_rows and row.tokens)]
+
+    def _batches(self, rows: Sequence[Row], chosen: Sequence[int]) -> Iterator[list[int]]:
+        """Indices of the rows of each micro-batch. Raises Interrupted between two."""
+        lengths = [rows[index].length - 1 for index in chosen]
+        for batch in micro_batches(lengths, self.settings.micro_batch_tokens):
+            if self.interrupted.is_set():
+                raise Interrupted
+            yield [chosen[index] for index in batch]
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Of each row's answer tokens, (T,) float32, without gradients; empty where it has none."""
+        found = [torch.zeros(0, device=self.model.device)] * len(rows)
+        for batch in self._batches(rows, [i for i, row in enumerate(rows) if row.tokens]):
+            some = [rows[index] for index in batch]
+            laid = lay_out(some, np.ones(len(some)), self.model.device)
+            logprobs_N, _ = answer_logprobs(self.model, laid, dtype=self.dtype)
+            for index, part in zip(batch, split(logprobs_N, [r.tokens for r in some]), strict=True):
+                found[index] = part
+        return found
+
+    def _known_before(self, parts: Sequence[Sequence[Row]]) -> list[Known]:
+        """One extra forward pass over the step, only where an objective or several updates need one."""
+        whole = needs_whole_step(self.settings)
+        if not whole and not (len(parts) > 1 and needs_old(self.settings)):
+            return [Known()] * len(parts)
+        found: list[Known] = []
+        for part in parts:
+            old = self.logprobs(part)
+            factors = None
+            if whole:
+                line = answers_in_line(part, np.ones(len(part)), self.model.device)
+                counts = [row.tokens for row in part]
+                factors = split(self.terms.whole_step_factors(line, torch.cat(old)), counts)
+            found.append(Known(old, factors))
+        return found
+
+    def _update(self, rows: Sequence[Row], known: Known, sums: TokenSums) -> float | None:
+        """One optimizer update; the gradient norm before clipping, None when it is not finite."""
+        scales_B = DENOMINATORS[self.settings.denominator](rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in self._batches(rows, self.computed(rows)):
+            self._accumulate(rows, batch, scales_B, known, sums)
+        norm = self._clipped_norm()
+        if norm is not None:
+            self.optimizer.step()
+        return norm
+
+    def _accumulate(
+        self, rows: Sequence[Row], batch: Sequence[int], scales_B: np.ndarray, known: Known,
+        sums: TokenSums,
+    ) -> None:  # fmt: skip
         """Forward and backward of one micro-batch; gradients add up."""
-        if self.interrupted.is_set():
-            raise Interrupted
-        batch = lay_out(rows, scales_B, self.model.device)
+        laid = lay_out([rows[i] for i in batch], scales_B[batch], self.model.device)
+        reference_N = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference_N, _ = answer_logprobs(self.reference, laid, dtype=self.dtype)
         logprobs_N, entropy_N = answer_logprobs(
-            self.model, batch.input_ids_BS, batch.positions_N, batch.answer_ids_N,
-            batch.temperature_N, dtype=self.dtype,
-        )  # fmt: skip
-        losses = self.loss(
-            Tokens(
-                logprobs_N, batch.rollout_logprobs_N, batch.advantages_N, batch.kept_N,
-                batch.rows_N, len(rows),
-            )
-        )  # fmt: skip
-        weighted = (losses.losses_N * batch.coefficients_N).sum()
-        weighted.backward()
-        sums.add(losses, weighted.detach(), entropy_N, batch.kept_N)
+            self.model, laid, dtype=self.dtype, entropy_gradient=self.terms.entropy_gradient
+        )
+        loss = self.terms.loss(
+            laid.line,
+            logprobs_N,
+            entropy_N,
+            old_N=_of(known.old, batch),
+            whole_N=_of(known.whole, batch),
+            reference_N=reference_N,
+            sums=sums,
+        )
+        loss.backward()
 
     def _clipped_norm(self) -> float | None:
         """Global gradient norm before clipping to the maximum; None when it is not finite."""
@@ -175,6 +211,11 @@ class Trainer:
             self.model.parameters(), self.settings.max_grad_norm
         ).item()
         return norm if np.isfinite(norm) else None
+
+
+def _of(per_row: list[torch.Tensor] | None, batch: Sequence[int]) -> torch.Tensor | None:
+    """The rows of a micro-batch in a line."""
+    return None if per_row is None else torch.cat([per_row[index] for index in batch])
 
 
 def _finite(metrics: Metrics) -> Metrics:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.arrays import unpack
-from broker.messages import DroppedGroup, GroupAnnotated, PlannedGroup, StepPlanned
+from broker.messages import (
+    Annotation,
+    DroppedGroup,
+    Generation,
+    GroupAnnotated,
+    PlannedGroup,
+    StepPlanned,
+)
 from learner.staleness import NOT_FRESH, excess, word
 
 
@@ -68,15 +75,23 @@ def fault(group: GroupAnnotated, *, version: int, vocabulary: int) -> str | None
     arrays = [unpack(request.prompt_ids), *(unpack(g.token_ids) for g in group.generations)]
     if any(len(ids) and (ids.min() < 0 or ids.max() >= vocabulary) for ids in arrays):
         return "malformed"
-    for generation, annotation in zip(group.generations, group.annotations, strict=True):
-        weights = annotation.token_weights
-        if weights is not None and len(weights) != len(generation.token_ids):
-            return "malformed"
-        numbers = [unpack(generation.logprobs)] + ([] if weights is None else [unpack(weights)])
-        if annotation.weight > 0 and not all(np.isfinite(values).all() for values in numbers):
-            return "nonfinite"
-        if weights is not None and unpack(weights).min(initial=0.0) < 0:
-            return "malformed"
+    found = (
+        _answer_fault(generation, annotation)
+        for generation, annotation in zip(group.generations, group.annotations, strict=True)
+    )
+    return next((reason for reason in found if reason), None)
+
+
+def _answer_fault(generation: Generation, annotation: Annotation) -> str | None:
+    weights, advantages = annotation.token_weights, annotation.token_advantages
+    per_token = [unpack(array) for array in (weights, advantages) if array is not None]
+    if any(len(values) != len(generation.token_ids) for values in per_token):
+        return "malformed"
+    numbers = [unpack(generation.logprobs), *per_token]
+    if annotation.weight > 0 and not all(np.isfinite(values).all() for values in numbers):
+        return "nonfinite"
+    if weights is not None and unpack(weights).min(initial=0.0) < 0:
+        return "malformed"
     return None
 
 

@@ -1,5 +1,6 @@
 """Builders for tests of the learner: rows, groups with ragged answers, and a model small enough to train."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def a_row(
 
 
 def ragged_rows(seed: int, count: int = 12) -> list[Row]:
-    """Rows of all lengths, weights, token weights and temperatures; some masked, some without signal."""
+    """Rows of all lengths, weights, token weights, token advantages, ages and temperatures; some masked."""
     rng = np.random.default_rng(seed)
     rows = []
     for index in range(count):
@@ -79,6 +80,15 @@ def ragged_rows(seed: int, count: int = 12) -> list[Row]:
                 rng=rng,
             )
         )
+        if answer > 4:
+            old, new = (
+                VersionSpan(version=2, first=0, end=3),
+                VersionSpan(version=4, first=3, end=answer),
+            )
+            rows[-1] = replace(rows[-1], spans=(old, new), version=4)
+        if index % 5 == 2:
+            values = np.random.default_rng(seed + index).normal(size=answer).astype(np.float32)
+            rows[-1] = replace(rows[-1], token_advantages_T=values)
     return rows
 
 

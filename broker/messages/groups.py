@@ -241,6 +241,8 @@ class Annotation(Message):
     """Of the row in the loss; 0 masks it."""
     token_weights: Array | None = None
     """float32, shape (T,); multiplies weight."""
+    token_advantages: Array | None = None
+    """float32, shape (T,); takes the place of `advantage`, which is then their mean."""
     reason: str
     signals: dict[str, FiniteFloat] = {}
 

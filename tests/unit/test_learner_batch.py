@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from broker.arrays import token_array
 from learner.batch import micro_batches, rows_of
-from learner.trainer import lay_out
+from learner.layout import lay_out
 from tests.builders import a_generation, an_annotation
 from tests.learning import a_group, a_row, bytes_array
 
@@ -36,7 +36,7 @@ def test_weights_are_row_weight_times_token_weight():
         ),
     )
 
-    (row,) = rows_of([group])
+    (row,) = rows_of([group], version=0)
 
     assert row.weights_T().tolist() == [0.5, 0.125]
     assert row.signal() == pytest.approx(1.25)
@@ -54,12 +54,14 @@ def test_d9_the_mask_comes_from_lengths_not_from_token_ids(finish_reason):
         annotations=(an_annotation(0),),
     )
 
-    rows = [*rows_of([group]), a_row(9, prompt=2)]
+    rows = [*rows_of([group], version=0), a_row(9, prompt=2)]
     batch = lay_out(rows, np.ones(2), "cpu")
 
     assert batch.answer_ids_N[:4].tolist() == answer
-    assert batch.kept_N.tolist() == [True] * 13
+    assert batch.line.kept_N.tolist() == [True] * 13
     assert batch.positions_N[:4].tolist() == [3, 4, 5, 6]
     # What is predicted from position p is the token at p + 1; the last token is never an input.
-    assert batch.input_ids_BS[0].tolist() == [*rows[0].prompt_ids_P.tolist(), 7, 0, 8, 0, 0, 0]
-    assert batch.positions_N[4:].tolist() == list(range(10 + 1, 10 + 10))
+    inputs = [*rows[0].prompt_ids_P.tolist(), 7, 0, 8, *rows[1].prompt_ids_P.tolist()]
+    assert batch.packed.input_ids_S[:9].tolist() == inputs
+    assert batch.packed.position_ids_S.tolist() == [*range(7), *range(10)]
+    assert batch.positions_N[4:].tolist() == list(range(7 + 1, 7 + 10))

@@ -188,7 +188,7 @@ def test_facts_of_the_groups_are_counted_per_domain():
         version=5, writer_id="w", at_us=1,
     )  # fmt: skip
 
-    found = group_metrics(plan.groups, groups, rows_of(groups))
+    found = group_metrics(plan.groups, groups, rows_of(groups, version=5))
 
     lengths = [len(g.token_ids) for group in groups for g in group.generations]
     assert found["groups"] == 2

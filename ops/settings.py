@@ -165,18 +165,25 @@ def _problem(location: Location, kind: str, message: str, value: object) -> str:
 
 def _keys_beside(location: Location) -> list[str]:
     """The keys of the table that the last key of `location` was put into."""
-    table: type[BaseModel] = Configuration
+    tables: list[type[BaseModel]] = [Configuration]
     for key in location[:-1]:
         if isinstance(key, str):
-            table = _table_in(table.model_fields[key].annotation) or table
-    return list(table.model_fields)
+            tables = _below(tables, key) or tables
+    return list(tables[0].model_fields)
 
 
-def _table_in(annotation: object) -> type[BaseModel] | None:
-    """The settings class that an annotation is about, be it optional or one of several."""
+def _below(tables: list[type[BaseModel]], key: str) -> list[type[BaseModel]]:
+    """The tables that may lie under a key, or, of several to choose from by name, the one so named."""
+    if key in tables[0].model_fields:
+        return _tables_in(tables[0].model_fields[key].annotation)
+    return [t for t in tables if "name" in t.model_fields and t.model_fields["name"].default == key]
+
+
+def _tables_in(annotation: object) -> list[type[BaseModel]]:
+    """The settings classes that an annotation is about, be it optional or one of several."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((table for a in get_args(annotation) if (table := _table_in(a))), None)
+        return [annotation]
+    return [table for a in get_args(annotation) for table in _tables_in(a)]
 
 
 def refuse_impossible(configuration: Configuration) -> None:

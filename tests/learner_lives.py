@@ -148,7 +148,13 @@ class Run:
             | {k: v for k, v in changes.items() if k in RunSettings.model_fields}
         )
         self.settings = LearnerSettings.model_validate(
-            {"learning_rate": 1e-2, "checkpoint_every": 2, "weights": "object"}
+            {
+                "learning_rate": 1e-2,
+                "checkpoint_every": 2,
+                "weights": "object",
+                # These groups were sampled by nobody.
+                "identity_band": 1e9,
+            }
             | {k: v for k, v in changes.items() if k in LearnerSettings.model_fields}
         )
         self.warmup = WarmupSettings(steps=changes.get("warmup", 2), batch_size=2)

@@ -7,10 +7,12 @@ import pytest
 from broker.errors import Replaced
 from broker.messages import (
     CheckpointWritten,
+    Incident,
     StepCommitted,
     StepPlanned,
     WeightsPublished,
 )
+from learner.identity import NotIdentical
 from tests.learner_lives import (
     Crash,
     DyingBus,
@@ -118,3 +120,14 @@ async def test_nothing_is_planned_beyond_the_last_step_or_after_the_end(tmp_path
 
     # A learner started after the end adds nothing.
     assert written(await Run(tmp_path, server).to_the_end()) == written(found)
+
+
+async def test_an_engine_that_disagrees_is_refused_before_anything_is_planned(tmp_path):
+    server = await a_server(windows())
+
+    with pytest.raises(NotIdentical, match=r"identity_band 0\.02.*Likely cause: .*weights"):
+        await Run(tmp_path, server, identity_band=None).live()
+
+    found = await events(server)
+    assert of_kind(found, StepPlanned) == []
+    assert [e.kind for e in of_kind(found, Incident)] == ["not_identical"]

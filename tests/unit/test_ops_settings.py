@@ -44,6 +44,20 @@ def test_an_unknown_key_is_refused_by_name(tmp_path: Path):
         settings.load(path, environment={})
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ('{ name = "gspo", clip = 1.0 }', r"learner\.loss\.gspo\.clip: no such key; .*clip_low"),
+        ('"gsp"', r"learner\.loss: .*'gspo'"),
+    ],
+)
+def test_an_unknown_loss_or_option_of_one_is_refused_by_name(tmp_path: Path, loss, message):
+    path = written(tmp_path, f"{MINIMAL}\n[learner]\nloss = {loss}\n")
+
+    with pytest.raises(BadConfiguration, match=message):
+        settings.load(path, environment={})
+
+
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(BadConfiguration, match=r"none\.toml: no such configuration file"):
         settings.load(tmp_path / "none.toml", environment={})

@@ -168,11 +168,11 @@ def _keys_beside(location: Location) -> list[str]:
     tables: list[type[BaseModel]] = [Configuration]
     for key in location[:-1]:
         if isinstance(key, str):
-            tables = _below(tables, key) or tables
+            tables = _tables_below(tables, key) or tables
     return list(tables[0].model_fields)
 
 
-def _below(tables: list[type[BaseModel]], key: str) -> list[type[BaseModel]]:
+def _tables_below(tables: list[type[BaseModel]], key: str) -> list[type[BaseModel]]:
     """The tables that may lie under a key, or, of several to choose from by name, the one so named."""
     if key in tables[0].model_fields:
         return _tables_in(tables[0].model_fields[key].annotation)

@@ -90,11 +90,12 @@ def a_decoder(
     max_rows: int = 16,
     version: int = 0,
     ends: frozenset[int] | None = None,
+    signals: tuple[str, ...] = (),
 ) -> Decoder:
     """ends: the folder's own by default; none keeps every answer going to its limit."""
     model = build_model(folder, device=torch.device("cpu"), dtype=torch.float32)
     ends = end_tokens(folder) if ends is None else ends
-    decoder = Decoder(model, ends, max_rows=max_rows)
+    decoder = Decoder(model, ends, max_rows=max_rows, signals=signals)
     swap(decoder, weights, version)
     return decoder
 

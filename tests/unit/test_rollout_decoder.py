@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from broker.messages import VersionSpan
 from tests.rollout_models import (
     CONFIGS,
+    END,
     VOCABULARY,
     a_decoder,
     a_folder,
@@ -130,6 +132,76 @@ def test_weights_swapped_in_flight_rule_from_the_next_token_on(tmp_path: Path):
         # Old keys and values are kept, so later tokens follow neither model alone.
         assert abs(answer.logprobs[kept:] - under_old[at, answer.token_ids][kept:]).max() > 1e-2
         assert abs(answer.logprobs[kept:] - under_new[at, answer.token_ids][kept:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_answer_that_spans_a_swap_equals_transformers_own_cached_forward(
+    tmp_path: Path, family: str, temperature: float
+):
+    old, new = a_model(family, seed=0), a_model(family, seed=1)
+    decoder = a_decoder(
+        a_folder(tmp_path, family),
+        save_weights(old, tmp_path / "old"),
+        max_rows=3,
+        ends=frozenset(),
+    )
+    # Ragged, more rows than there is room for, so that the last begins after the swap.
+    jobs = [
+        a_job(p, (i,), temperature=temperature, max_tokens=9 + i) for i, p in enumerate(RAGGED[1:])
+    ]
+    tickets = [Ticket(job) for job in jobs]
+    with torch.inference_mode():
+        for ticket in tickets:
+            decoder.submit(ticket)
+        for _ in range(4):
+            decoder.advance()
+        swap(decoder, save_weights(new, tmp_path / "new"), 1)
+        done = {}
+        while decoder.busy:
+            done.update(decoder.advance())
+
+    for ticket in tickets:
+        (answer,) = answers(done[ticket])
+        begun = sum(s.end - s.first for s in answer.spans if s.version == 0)
+        models = [old] * begun + [new] * (len(answer.token_ids) - begun)
+        cache, logprobs = DynamicCache(), []
+        prompt = torch.tensor(ticket.job.prompt_ids, dtype=torch.int64)
+        fed = [prompt, *torch.tensor(answer.token_ids[:-1], dtype=torch.int64)[:, None]]
+        with torch.no_grad():
+            for model, ids in zip(models, fed, strict=True):
+                logits = model(input_ids=ids[None], cache=cache, use_cache=True).logits
+                logprobs.append(torch.log_softmax(logits[0, -1] / (temperature or 1.0), -1))
+        found = np.array([x[t] for x, t in zip(logprobs, answer.token_ids, strict=True)])
+        np.testing.assert_allclose(answer.logprobs, found, atol=1e-4)
+        if temperature == 0:
+            np.testing.assert_allclose(found, [x.max() for x in logprobs], atol=1e-4)
+    assert {len(answers(done[t])[0].spans) for t in tickets} == {1, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_tokens_come_as_often_as_transformers_own_distribution_says(
+    tmp_path: Path, family: str, temperature: float
+):
+    rows = 6000
+    decoder, model = a_pair(tmp_path, family, max_rows=rows)
+    job = a_job([5, 6, 7], tuple(range(rows)), temperature=temperature, max_tokens=1)
+
+    (result,) = decode(decoder, [job])
+
+    counts = np.bincount([int(a.token_ids[0]) for a in answers(result)], minlength=VOCABULARY)
+    own = own_logprobs(model, job.prompt_ids, np.array([END]), temperature)[0]
+    expected = np.exp(own.astype(np.float64)) * rows
+    # Rare tokens together, so that every bin expects at least five.
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum())
+    chi_square = ((observed - wanted) ** 2 / np.maximum(wanted, 1e-9)).sum()
+    degrees = len(wanted) - 1
+    assert degrees >= 5
+    # Wilson and Hilferty's approximation of the 99.9 % quantile.
+    assert chi_square < degrees * (1 - 2 / (9 * degrees) + 3.09 * (2 / (9 * degrees)) ** 0.5) ** 3
 
 
 def test_after_a_swap_new_prompts_follow_the_new_weights_alone(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from broker.arrays import logprob_array, token_array, unpack
+from broker.arrays import logprob_array, pack, token_array, unpack
 from broker.errors import BadConfiguration, Poison
 from broker.messages import Event, Generation, GroupGenerated, GroupKey, GroupRequested
 from broker.seeds import row_seed
@@ -121,6 +121,7 @@ class Group:
                     seed=seed,
                     started_at_us=answer.started_at_us,
                     finished_at_us=answer.finished_at_us,
+                    signals={name: pack(v, "<f4") for name, v in answer.signals.items()},
                 )
                 for index, (answer, text, seed) in enumerate(
                     zip(result, texts, self._seeds(request), strict=True)

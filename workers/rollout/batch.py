@@ -59,6 +59,16 @@ class Batch:
         return self._state[POSITION, : self.count]
 
     @property
+    def sampled(self) -> Tensor:
+        """How many tokens each row has, (B,)."""
+        return self._state[SAMPLED, : self.count]
+
+    @property
+    def temperature(self) -> Tensor:
+        """(B,) float32."""
+        return self._temperature[: self.count]
+
+    @property
     def length(self) -> int:
         """Slots that the longest row needs once its next token is fed."""
         return max(self._origins, default=-1 - self._steps) + self._steps + 1

@@ -6,7 +6,7 @@ sampling happens in one place and no logits of a prompt are ever computed.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from workers.rollout.batch import Batch, NewRow
 from workers.rollout.engine import Answer, Job, Refused, Result
 from workers.rollout.kv_cache import KvCache
 from workers.rollout.model import cache_shape
+from workers.rollout.signals import Recorder
 
 PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that go through the model at once."""
@@ -38,7 +39,12 @@ class Ticket:
 
 class Decoder:
     def __init__(
-        self, model: PreTrainedModel, end_tokens: frozenset[int], *, max_rows: int
+        self,
+        model: PreTrainedModel,
+        end_tokens: frozenset[int],
+        *,
+        max_rows: int,
+        signals: Collection[str] = (),
     ) -> None:
         self.model = model
         self.version: int | None = None
@@ -50,6 +56,7 @@ class Decoder:
         ends = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
         ends[[token for token in end_tokens if token < self._vocabulary]] = True
         self._batch = Batch(self._cache, ends, device=self._device)
+        self._recorder = Recorder(signals, device=self._device) if signals else None
         self._waiting: deque[Ticket] = deque()
         self._owners: list[tuple[Ticket, int]] = []
         """Of each row in use: its job and the answer's index."""
@@ -119,12 +126,18 @@ class Decoder:
             return []
         self._cache.reserve(batch.count, batch.length)
         positions = batch.positions.clone()
-        logits = self.model(
+        recorder = self._recorder
+        options = {"output_hidden_states": True} if recorder and recorder.hidden else {}
+        found = self.model(
             input_ids=batch.tokens,
             position_ids=positions[:, None],
             use_cache=False,
             rows=Decode(self._cache, positions, batch.length),
-        ).logits[:, -1]
+            **options,
+        )
+        logits = found.logits[:, -1]
+        if recorder:
+            recorder.record(batch.sampled, logits, batch.temperature, found.hidden_states)
         ended = batch.advance(logits)
         self._step += 1
         self.sampled += batch.count
@@ -166,6 +179,9 @@ class Decoder:
                 rows=Prefill(self._cache, first, copies, length),
             )
         self._batch.add([row for ticket in tickets for row in _new_rows(ticket.job)])
+        if self._recorder:
+            tokens = max(ticket.job.sampling.max_tokens for ticket in tickets)
+            self._recorder.begin(first, self._batch.count, tokens)
         for ticket in tickets:
             ticket.started_step, ticket.started_at_us = self._step, now_us()
             self._owners += [(ticket, index) for index in range(len(ticket.job.seeds))]
@@ -205,6 +221,7 @@ class Decoder:
             spans=tuple(self._spans(ticket.started_step, tokens)),
             started_at_us=ticket.started_at_us,
             finished_at_us=now_us(),
+            signals=self._recorder.taken(row, tokens) if self._recorder else {},
         )
 
     def _spans(self, started_step: int, tokens: int) -> Iterator[VersionSpan]:
@@ -217,8 +234,11 @@ class Decoder:
                 yield VersionSpan(version=version, first=first, end=end)
 
     def _remove(self, rows: list[int] | range) -> None:
-        for source, target in self._batch.remove(rows):
+        moved = self._batch.remove(rows)
+        for source, target in moved:
             self._owners[target] = self._owners[source]
+        if self._recorder:
+            self._recorder.move(moved)
         del self._owners[self._batch.count :]
 
 

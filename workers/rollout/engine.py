@@ -6,7 +6,7 @@ weights, not on its neighbours; a failed load leaves the old weights in force.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -50,6 +50,8 @@ class Answer:
     """Contiguous from 0 to T."""
     started_at_us: int
     finished_at_us: int
+    signals: dict[str, np.ndarray] = field(default_factory=dict)
+    """float32, by name; those that the engine was made to record."""
 
 
 @dataclass(frozen=True)

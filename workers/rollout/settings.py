@@ -18,3 +18,6 @@ class RolloutSettings(Settings):
     threads: Annotated[int, Field(ge=1)] = 1
     weights_wait_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a group may wait for the model weights it asks for before it is handed back."""
+    signals: tuple[Literal["entropy", "self_certainty", "hidden"], ...] = ()
+    """What to record of each answer for the policy: per token its distribution's entropy, its
+    self-certainty; the mean hidden state of each layer over the answer. Nothing is computed unless asked."""

@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -23,12 +23,22 @@ class TorchEngine:
     name = "torch"
 
     def __init__(
-        self, model_dir: Path, *, device: str, dtype: str, max_rows: int, threads: int
+        self,
+        model_dir: Path,
+        *,
+        device: str,
+        dtype: str,
+        max_rows: int,
+        threads: int,
+        signals: Collection[str] = (),
     ) -> None:
-        """dtype: a torch type by name. Builds the model, which may take seconds."""
+        """dtype: a torch type by name. Builds the model, which may take seconds.
+
+        signals: what to record of each answer beside its tokens, by name (see signals.py).
+        """
         at, kind = torch.device(device), getattr(torch, dtype)
         model = build_model(model_dir, device=at, dtype=kind)
-        self._decoder = Decoder(model, end_tokens(model_dir), max_rows=max_rows)
+        self._decoder = Decoder(model, end_tokens(model_dir), max_rows=max_rows, signals=signals)
         self._threads = threads
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

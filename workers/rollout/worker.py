@@ -35,7 +35,12 @@ def make_engine(settings: RolloutSettings, model_dir: Path, device: str, dtype: 
     """The engine that `[rollout] engine` names."""
     torch.set_num_threads(settings.threads)
     return TorchEngine(
-        model_dir, device=device, dtype=dtype, max_rows=settings.max_rows, threads=settings.threads
+        model_dir,
+        device=device,
+        dtype=dtype,
+        max_rows=settings.max_rows,
+        threads=settings.threads,
+        signals=settings.signals,
     )
 
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from broker.errors import BadConfiguration
 from learner.checkpoint import read
+from learner.compute import plain_layers
 from learner.model import head_weight, load_model, load_weights
 from learner.objective import KlToReference
 from learner.trainer import Trainer
@@ -40,6 +41,7 @@ def make_reference(trainer: Trainer, checkpoints: Path, *, step: int) -> PreTrai
             )
     else:
         found = copy.deepcopy(trainer.model)
+        plain_layers(found)
         if step > 0:
             names = pinned(kl, checkpoints)
             path = checkpoints / (names[0] if names else FIRST)

@@ -50,6 +50,10 @@ class LearnerSettings(Objective):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     micro_batch_tokens: Annotated[int, Field(ge=16)] = 16_384
     """Prompt and answer tokens, padding included, that go through the model at once."""
+    activation_checkpointing: bool = False
+    """Keep one activation a layer, compute the rest again in backward: a third more time, far less memory."""
+    compile: bool = False
+    """torch.compile for each layer; needs a C++ compiler or a GPU, and costs a minute at the start."""
     identity_band: Annotated[float, Field(gt=0)] | None = None
     """Mean |log-probability of the trainer - of the engine|, nats a token, beyond which nothing is trained;
     None: 0.02 in float32, 0.1 in bfloat16."""

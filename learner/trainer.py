@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from learner.batch import Row, micro_batches, parts_of
+from learner.compute import prepare_layers
 from learner.denominators import DENOMINATORS
 from learner.interrupt import Interrupted, make_interruptible
 from learner.layout import answers_in_line, lay_out
@@ -61,6 +62,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, settings)
         self.interrupted = interrupted
         """Set from another thread: the computation in progress is given up."""
+        prepare_layers(model, settings)
         make_interruptible(model, interrupted)
 
     @property

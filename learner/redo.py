@@ -125,9 +125,11 @@ def put_in_force(steps: Steps, loaded: Checkpoint) -> None:
 
 def set_reference(steps: Steps) -> None:
     """What the KL term compares with, once the model is where it should be; called in the workshop."""
-    steps.trainer.reference = make_reference(
-        steps.trainer, steps.checkpoint_folder, step=steps.step
-    )
+    kl = steps.settings.kl
+    if kl is not None:
+        steps.trainer.reference = make_reference(
+            kl, steps.trainer, steps.checkpoint_folder, step=steps.step
+        )
 
 
 async def _begin(steps: Steps, warm_up: Callable[[], None]) -> list[Mismatch]:

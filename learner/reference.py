@@ -22,14 +22,13 @@ def pinned(kl: KlToReference | None, checkpoints: Path) -> list[str]:
     return sorted(path.name for path in checkpoints.glob(FIRST))[:1]
 
 
-def make_reference(trainer: Trainer, checkpoints: Path, *, step: int) -> PreTrainedModel | None:
-    """What the settings ask for; None when they ask for none. step: which the trainer's weights belong to.
+def make_reference(
+    kl: KlToReference, trainer: Trainer, checkpoints: Path, *, step: int
+) -> PreTrainedModel:
+    """What the settings ask for. step: which the trainer's weights belong to.
 
     Raises BadConfiguration or BadCheckpoint.
     """
-    kl = trainer.settings.kl
-    if kl is None:
-        return None
     if kl.path is not None:
         found = load_model(kl.path, device=str(trainer.model.device), seed=0)
         if not any(kl.path.glob("*.safetensors")):

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from broker.messages import VersionSpan
 from broker.telemetry import now_us
+from learner.batch import Row
 from ops import settings, worker
 from ops.paths import RunPaths, default_runs
 from workers.rollout.engine import Answer, Job, Result
@@ -61,10 +62,17 @@ class NullTrainer:
     """Takes every step at once; its weights are the number of steps taken."""
 
     vocabulary = FIRST_TOKEN + 100
+    dtype = "float32"
 
     def __init__(self) -> None:
         self.interrupted = threading.Event()
         self._steps = 0
+
+    def logprobs(self, rows: Sequence[Row]) -> list[object]:
+        """The engine's own, so that the two agree at the start."""
+        import torch
+
+        return [torch.from_numpy(row.rollout_logprobs_T.copy()) for row in rows]
 
     def step(self, rows: Sequence[object], **how: object) -> object:
         from learner.trainer import Taken

@@ -23,7 +23,7 @@ def refuse_unusable(configuration: Configuration) -> None:
 
     c = configuration
     settings.refuse_impossible(c)
-    measured = roles.MEASURED[c.rollout.engine]
+    measured = frozenset[str](c.rollout.signals)
     Program(c.policy, measured)
     shadows.build(c.policy, measured=measured)
     refuse_unknown_verifiers(c)

@@ -26,8 +26,6 @@ ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
 SINGLE_WRITERS = {"dispatcher", "policy", "learner"}
 """Further processes of these stand by."""
 NEED_MODEL = {"dispatcher", "rollout", "learner"}
-MEASURED: dict[str, frozenset[str]] = {"torch": frozenset()}
-"""Signals that each engine can provide for the policy, beside the sampled tokens' log-probabilities."""
 LIBRARIES = ("sluice-rl", "torch", "transformers", "tokenizers", "numpy", "nats-py", "math-verify")
 
 
@@ -175,7 +173,7 @@ def _policy() -> Start:
             run=c.run,
             settings=c.policy,
             shares={source.domain: source.share / total for source in c.source},
-            measured=MEASURED[c.rollout.engine],
+            measured=frozenset(c.rollout.signals),
             health=post.health,
             stop=post.stop,
         )

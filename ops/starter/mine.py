@@ -16,6 +16,10 @@ class Reversed(Verifier):
     partial: bool = False
     """Options are fields: `verifier = { name = "./mine.py:Reversed", partial = true }`."""
 
+    def pays_partly(self) -> bool:
+        """Tells `sluice calibrate` that a wrong answer may get part of the credit."""
+        return self.partial
+
     def grade(self, response: str, target: str | None, item: dict[str, object]) -> Finding:
         answer = response.strip()
         if not answer:

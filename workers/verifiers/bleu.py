@@ -28,7 +28,6 @@ class Bleu(Verifier):
     """For translations and summaries. The target, and the item's `references` beside it, are references."""
 
     version: ClassVar[str] = "1"
-    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("the cat sat on the mat", "the cat sat on the mat", 1.0),
         Canary("dogs bark", "the cat sat on the mat", 0.0),
@@ -47,6 +46,9 @@ class Bleu(Verifier):
     def check(self, target: str | None, item: Json) -> None:
         if target is not None:
             _references(target, item)
+
+    def pays_partly(self) -> bool:
+        return True
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         text = response.rpartition("</think>")[2]

@@ -170,7 +170,7 @@ def _count(result: Calibration, case: Case, finding: Finding) -> None:
         surprising = finding.score != 1.0
     else:
         result.wrong += 1
-        partly = registry.build(case.sample.verifier).graded
+        partly = registry.build(case.sample.verifier).pays_partly()
         surprising = finding.score == 1.0 if partly else finding.score not in (None, 0.0)
         result.wrong_paid += surprising
     if surprising and len(result.examples) < 5:

@@ -36,7 +36,6 @@ class Code(Verifier):
     """Programs in Python, without packages, processes, threads or network. Tests: the item's `tests`."""
 
     version: ClassVar[str] = "1"
-    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("```python\ndef add(a, b):\n    return a + b\n```", _ADD, 1.0),
         Canary("```python\nimport os\nos._exit(0)\n```", _ADD, 0.0),
@@ -74,6 +73,9 @@ class Code(Verifier):
     def check(self, target: str | None, item: Json) -> None:
         if target is not None or "tests" in item:
             codetests.read(item, target, self.entry)
+
+    def pays_partly(self) -> bool:
+        return self.score != "all"
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         source, problem = codetext.last_block(response.rpartition("</think>")[2])

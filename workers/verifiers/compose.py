@@ -29,7 +29,6 @@ class Compose(Verifier):
     """Score = product of the gates' scores x weighted sum of the others'. Weights sum to 1."""
 
     version: ClassVar[str] = "1"
-    graded: ClassVar[bool] = True
 
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
@@ -57,6 +56,9 @@ class Compose(Verifier):
     def check(self, target: str | None, item: Json) -> None:
         for part in self.parts:
             registry.build(part.verifier).check(target, item)
+
+    def pays_partly(self) -> bool:
+        return True
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         findings = [

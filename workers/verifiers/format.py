@@ -12,7 +12,6 @@ class Format(Verifier):
     """Needs no target. The lenient mode is the usual one elsewhere, and is satisfied by empty tags."""
 
     version: ClassVar[str] = "1"
-    graded: ClassVar[bool] = True
     canaries: ClassVar = (
         Canary("<think>x</think><answer>1</answer>", "", 1.0),
         Canary("<answer>1</answer><think>x</think>", "", 0.0),
@@ -20,6 +19,9 @@ class Format(Verifier):
 
     tags: Annotated[tuple[str, ...], Field(min_length=1)] = ("think", "answer")
     mode: Literal["strict", "lenient"] = "strict"
+
+    def pays_partly(self) -> bool:
+        return self.mode == "lenient"
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         if self.mode == "lenient":

@@ -56,8 +56,6 @@ class Verifier(Settings):
     """Changes whenever a verdict may change."""
     canaries: ClassVar[tuple[Canary, ...]] = ()
     """Judged with default options when a worker starts, or when a verifier of one's own is first used."""
-    graded: ClassVar[bool] = False
-    """Whether a wrong answer may score above 0; never 1."""
 
     def ready(self) -> None:
         """Raise BadConfiguration when something that it needs is not installed."""
@@ -78,6 +76,10 @@ class Verifier(Settings):
         item: what the sample carries beside its target. An exception is the verifier's fault, never a 0.
         """
         raise TypeError(f"{type(self).__name__}: expected a method grade(response, target, item)")
+
+    def pays_partly(self) -> bool:
+        """Whether a wrong answer may score above 0 (never 1), as these options say."""
+        return False
 
     def stated(self, target: str, item: Json) -> str | None:
         """A response that gives the target in the agreed form, for calibration; None: not known."""

@@ -65,6 +65,9 @@ class ReasoningGym(Verifier):
     def check(self, target: str | None, item: Json) -> None:
         _entry(*_named(item))
 
+    def pays_partly(self) -> bool:
+        return self.score == "own"
+
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         text = response.rpartition("</think>")[2]
         answer = last_tag(text, self.tag) if self.tag else text

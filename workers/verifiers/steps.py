@@ -27,10 +27,12 @@ class Steps(Verifier):
     """Process score: equations of numbers (`2+3=5`) that are true, over all that are stated."""
 
     version: ClassVar[str] = "1"
-    graded: ClassVar[bool] = True
     canaries: ClassVar = (Canary("2+3=5; 5*4=21", "", 0.5), Canary("2+3=5; 5*4=20", "", 1.0))
 
     max_steps: Annotated[int, Field(ge=1)] = 32
+
+    def pays_partly(self) -> bool:
+        return True
 
     def grade(self, response: str, target: str | None, item: Json) -> Finding:
         verdicts: list[bool] = []

@@ -20,6 +20,7 @@ from learner.warmup import WarmupExample
 from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
+from tests.policy_run import Died, Mortal
 from workers.verifiers import worker as verifier
 from workers.verifiers.pool import Pool
 
@@ -114,25 +115,42 @@ async def train_all(
     return await asyncio.gather(*(one(c, folder) for c, folder in runs))
 
 
-async def train(c: Configuration, folder: Path, pool: Pool) -> Finished:
-    """The run from its start to its end; recorded where `store.url` names a database."""
+async def train(
+    c: Configuration, folder: Path, pool: Pool, *, policy_dies_at: Sequence[int] = ()
+) -> Finished:
+    """The run from its start to its end; recorded where `store.url` names a database.
+
+    policy_dies_at: the publication with which each life of the policy but the last ends.
+    """
     server = MemoryServer()
     names = [name for name in ROLES if name != "recorder" or c.store.url]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         stop = asyncio.Event()
         grading = tasks.create_task(_grade(MemoryBus(server, c.run.id), pool, stop))
-        live = [tasks.create_task(_live(name, c, folder, server)) for name in names]
+        deaths = {"policy": policy_dies_at}
+        live = [
+            tasks.create_task(_live(name, c, folder, server, deaths.get(name, ())))
+            for name in names
+        ]
         await asyncio.wait(live)
         stop.set()
         await grading
     return Finished(c, server)
 
 
-async def _live(name: str, c: Configuration, folder: Path, server: MemoryServer) -> None:
+async def _live(
+    name: str, c: Configuration, folder: Path, server: MemoryServer, dies_at: Sequence[int]
+) -> None:
     bus = MemoryBus(server, c.run.id)
-    await roles.load(name)(
-        roles.Post(c, RunPaths(folder), bus, Health(name), asyncio.Event(), False)
-    )
+    # Some die with the publication stored, some before it is.
+    buses = [*(Mortal(bus, count, stored=bool(count % 2)) for count in dies_at), bus]
+    for own in buses:
+        post = roles.Post(c, RunPaths(folder), own, Health(name), asyncio.Event(), False)  # pyright: ignore[reportArgumentType]
+        try:
+            return await roles.load(name)(post)
+        except Died:
+            continue
+    raise AssertionError(f"{name}: the last life ended early")
 
 
 async def _grade(bus: MemoryBus, pool: Pool, stop: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from store.database import with_database
 from tests.e2e.cluster import Cluster
+from tests.whole_run import warm_model
 
 
 def unique(name: str) -> str:
@@ -54,3 +55,9 @@ def finished_run(
         done = cluster.sluice("run", str(cluster.config), limit_s=240)
         (cluster.directory / "run.out").write_text(done.stdout)
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder after a supervised start."""
+    return warm_model(tmp_path_factory.mktemp("warm"))

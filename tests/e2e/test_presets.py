@@ -20,7 +20,7 @@ from store.audit import verify
 from store.database import with_database
 from store.queries import sql
 from tests.policy_run import plain
-from tests.whole_run import Finished, configured, from_warm, train_all, warm_model
+from tests.whole_run import Finished, configured, from_warm, train_all
 from workers.policies.decisions import Author, Closed, Ended, events
 from workers.policies.order import Arrival
 from workers.policies.presets import PRESETS
@@ -61,11 +61,6 @@ def train_them(folder: Path, model: Path, url: str | None, **run: object) -> Run
             )
 
     return dict(zip(POLICIES, asyncio.run(train()), strict=True))
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_model(tmp_path_factory.mktemp("warm"))
 
 
 @pytest.fixture(scope="module")

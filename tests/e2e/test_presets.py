@@ -154,7 +154,8 @@ async def test_a_shadow_changes_no_bit_of_what_is_trained(trained: Runs):
 async def test_selectors_and_reweighters_do_change_what_is_trained(trained: Runs):
     uniform = await digests(trained["no-policy"])
 
-    for name in ("difffilter", "maxvar", "gfpo", "topk", "ar", "per", "softmax", "dbb", "pgbc"):
+    # Of four answers difffilter keeps every group with a signal (A2): nothing is left to tell it by.
+    for name in ("maxvar", "gfpo", "topk", "ar", "per", "softmax", "dbb", "pgbc"):
         assert await digests(trained[name]) != uniform, name
 
 

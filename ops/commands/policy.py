@@ -38,16 +38,18 @@ def register(commands: Any) -> None:
 def simulate(asked: argparse.Namespace) -> int:
     from workers.policies.simulate import parse, row_of, simulate
 
-    program = read_policy(asked.policy)
     if asked.input is None:
+        paths = find(asked)
+        over_run = read_policy(asked.policy, measured_in(paths))
 
         async def tell() -> int:
-            async for one in verdicts(runs_folder(asked), find(asked), program):
+            async for one in verdicts(runs_folder(asked), paths, over_run):
                 for annotation in one.other:
                     _print(row_of(one.event.group.group_id, annotation))
             return 0
 
         return wait_for(tell())
+    program = read_policy(asked.policy)
     try:
         with asked.input.open(encoding="utf-8") as lines:
             groups = parse(lines)
@@ -64,7 +66,14 @@ def _print(row: dict[str, object]) -> None:
 
 def compare(asked: argparse.Namespace) -> int:
     """The recorded policy beside another one, over the same groups."""
-    return wait_for(_compare(asked, read_policy(asked.policy)))
+    return wait_for(_compare(asked, read_policy(asked.policy, measured_in(find(asked)))))
+
+
+def measured_in(paths: "RunPaths") -> frozenset[str]:
+    """The signals that a run has recorded."""
+    from ops import settings
+
+    return frozenset(settings.load(paths.config).rollout.signals)
 
 
 async def _compare(asked: argparse.Namespace, program: "Program") -> int:
@@ -82,7 +91,7 @@ async def _compare(asked: argparse.Namespace, program: "Program") -> int:
     return 0
 
 
-def read_policy(name: str) -> "Program":
+def read_policy(name: str, measured: frozenset[str] = frozenset()) -> "Program":
     """The program of a file's table [policy], or of a whole file that is one, or of a preset."""
     from pydantic import ValidationError
 
@@ -93,7 +102,7 @@ def read_policy(name: str) -> "Program":
 
     path = Path(name)
     if not path.exists() and name in PRESETS:
-        return Program(PolicySettings(preset=name))
+        return Program(PolicySettings(preset=name), measured)
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -104,7 +113,7 @@ def read_policy(name: str) -> "Program":
         raise BadConfiguration(f"--policy {name}: not readable as TOML: {error}") from error
     table = with_absolute_paths(tree.get("policy", tree), path.resolve().parent)
     try:
-        return Program(PolicySettings.model_validate(table))
+        return Program(PolicySettings.model_validate(table), measured)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "(whole)"

@@ -1,7 +1,8 @@
 """Any dataset of Reasoning Gym, by name and configuration, or at a level of its own curriculum.
 
 Endless: a problem's number is its seed and index. The item carries what makes the entry again, which is what
-the verifier `reasoning_gym` needs.
+the verifier `reasoning_gym` needs. A curriculum is a source for each level, with a domain of its own, and the
+mixer `curriculum`, which moves between them.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
 """Selectors and reweighters: worked numbers A2 to A9, and what holds for every window."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from workers.policies.batch import Batch, make_batch
 from workers.policies.combine import build_weight
 from workers.policies.program import Program
 from workers.policies.reweighters import band_weights, power_weights, softmax_weights
-from workers.policies.selectors import highest, max_variance, share_of
+from workers.policies.selectors import adaptive_k, highest, max_variance, share_of
 from workers.policies.settings import PolicySettings
 from workers.policies.weights import Weights
 
@@ -149,6 +150,36 @@ def test_gfpo_keeping_only_right_answers_has_no_signal_as_published():
 
     assert weights.advantages_B is not None
     assert (weights.advantages_B == 0).all()
+
+
+def test_adaptive_gfpo_keeps_more_of_hard_groups_once_it_knows_what_is_hard():
+    means = [n / 100 for n in range(100)]
+
+    found = [adaptive_k(mean, means) for mean in (0.0, 0.2, 0.3, 0.6, 0.8, 1.0)]
+
+    assert found == [8, 8, 8, 6, 4, 4]
+    assert adaptive_k(1.0, means[:63]) == 8
+
+
+def test_adaptive_gfpo_remembers_the_groups_of_earlier_windows():
+    spec = TOP_K | {"k": "adaptive"}
+    hard = [(1.0,) + (0.0,) * 9] * 40
+    easy = [(1.0,) * 9 + (0.0,)] * 40
+    memory: dict[str, object] = {}
+
+    kept_first = weigh(spec, replace(a_batch(*hard), memory=memory)).rows_B.sum()
+    kept_later = weigh(spec, replace(a_batch(*easy), memory=memory)).rows_B.sum()
+
+    assert kept_first == 40 * 8
+    # The easy ones, with the hard ones known, are the upper half: its first quarter's limit is theirs.
+    assert kept_later == 40 * 6
+    assert json.loads(json.dumps(memory)) == memory
+
+
+@pytest.mark.parametrize("k", [0, -1, "many"])
+def test_a_k_that_keeps_nothing_is_refused(k):
+    with pytest.raises(BadConfiguration, match="k"):
+        build_weight(TOP_K | {"k": k})
 
 
 def test_a_small_group_is_kept_whole_by_gfpo():

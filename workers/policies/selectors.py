@@ -5,7 +5,7 @@ reward are never kept (P1). An empty window keeps nothing and fails nowhere (P7)
 Shape legend: B rows of the window, G rows of one group, U usable rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,6 +18,11 @@ from workers.policies.group import SLACK
 from workers.policies.registry import Method
 from workers.policies.scorers import Grain, Scores
 from workers.policies.weights import Weights
+
+ADAPTIVE_KS = (8, 8, 6, 4)
+LEAST_MEANS = 64
+"""Groups seen before quarters of difficulty mean anything [PROP]."""
+KEPT_MEANS = 2048
 
 Renormalise = Literal["subset", "group"]
 """Advantages of the kept rows: recomputed among themselves, or as they were in the whole group."""
@@ -146,18 +151,58 @@ class GroupTopK(Method):
 
     accepts: ClassVar[frozenset[Grain]] = RESPONSES
 
-    k: int = Field(default=3, ge=1)
+    k: int | Literal["adaptive"] = 3
+    """`adaptive`: by how hard the group is among all seen (GFPO's 8, 8, 6, 4), see `adaptive_k`."""
     renormalise: Renormalise = "subset"
     std: Std = "population"
     eps: float = Field(default=1e-6, ge=0)
 
+    @model_validator(mode="after")
+    def _positive(self) -> "GroupTopK":
+        if isinstance(self.k, int) and self.k < 1:
+            raise ValueError(f"k {self.k}: expected at least 1, or adaptive")
+        return self
+
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        values_B = row_scores(scores)
-        kept_B = _per_group(batch, lambda rows: highest(values_B[rows], self.k))
+        values_B, fixed = row_scores(scores), self.k
+        if isinstance(fixed, int):
+            kept_B = _per_group(batch, lambda rows: highest(values_B[rows], fixed))
+        else:
+            means = _seen_means(batch)
+            kept_B = _per_group(
+                batch,
+                lambda rows: highest(
+                    values_B[rows], adaptive_k(float(batch.rewards_B[rows].mean()), means)
+                ),
+            )
         again_B = None
         if self.renormalise == "subset":
             again_B = _renormalised(batch, kept_B, self.std, self.eps)
         return Weights(rows_B=kept_B.astype(np.float64), advantages_B=again_B)
+
+
+def adaptive_k(mean: float, means: Sequence[float]) -> int:
+    """How many answers of a group with this mean reward to keep: 8, 8, 6, 4 from hardest to easiest quarter.
+
+    means: of the groups seen; 8 while they are too few to tell quarters (arXiv:2508.09726) [TEXT].
+    """
+    if len(means) < LEAST_MEANS:
+        return ADAPTIVE_KS[0]
+    quarters = np.quantile(means, [0.25, 0.5, 0.75])
+    return ADAPTIVE_KS[int(np.searchsorted(quarters, mean, side="left"))]
+
+
+def _seen_means(batch: Batch) -> Sequence[float]:
+    """Mean rewards of the newest groups, this window's included; exact where GFPO has a t-digest."""
+    known = batch.memory.get("means", [])
+    assert isinstance(known, list)  # only this method writes its memory
+    parts = [
+        batch.rewards_B[batch.rows(g)][batch.usable_B[batch.rows(g)]]
+        for g in range(len(batch.groups))
+    ]
+    means = [*known, *(float(part.mean()) for part in parts if len(part))][-KEPT_MEANS:]
+    batch.memory["means"] = means
+    return means
 
 
 @ACTUATORS.register("top_fraction")

@@ -77,7 +77,7 @@ def import_file(asked: argparse.Namespace) -> int:
         asked.file,
         asked.name or asked.file.stem,
         folder_of(asked),
-        check=gradable(spec_of(asked.verifier)),
+        check=gradable(None if asked.verifier is None else spec_of(asked.verifier)),
         prepare=_prepare(asked.field, gsm8k=asked.gsm8k),
         skip_bad=asked.skip_bad,
     )
@@ -96,11 +96,10 @@ def export_version(asked: argparse.Namespace) -> int:
     return 0
 
 
-def spec_of(text: str | None) -> dict[str, Any] | None:
+def spec_of(text: str) -> dict[str, Any]:
+    """A specification as a command takes it: a name, JSON, or a file's class; checked."""
     from workers.verifiers import registry
 
-    if text is None:
-        return None
     try:
         spec = json.loads(text) if text.startswith("{") else text
     except ValueError as error:
@@ -129,7 +128,10 @@ def gradable(spec: dict[str, Any] | None) -> "Callable[[Row], None]":
 def _prepare(fields: list[str], *, gsm8k: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     from workers.dispatcher.gsm8k import parse_answer
 
-    renamed = dict(pair.partition("=")[::2] for pair in fields)
+    renamed: dict[str, str] = {}
+    for pair in fields:
+        ours, _, theirs = pair.partition("=")
+        renamed[ours] = theirs
     bad = [ours for ours, theirs in renamed.items() if not ours or not theirs]
     if bad:
         raise BadConfiguration(f"--field {bad[0]!r}: expected OURS=THEIRS")

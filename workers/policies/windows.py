@@ -24,7 +24,7 @@ from workers.policies.decisions import (
     failed,
     run_ended,
 )
-from workers.policies.group import Group, from_event
+from workers.policies.group import Group, readable
 from workers.policies.judged import Judged
 from workers.policies.mixers import proportions
 from workers.policies.order import Arrival, Sequencer, Unit
@@ -170,7 +170,7 @@ class WindowMachine:
         self._decided += len(unit.arrivals)
         if not unit.whole:
             return [self._end_broken(arrival) for arrival in unit.arrivals]
-        read = [(arrival, _read(arrival)) for arrival in unit.arrivals]
+        read = [(arrival, readable(arrival.event)) for arrival in unit.arrivals]
         groups = [(arrival, group) for arrival, group in read if isinstance(group, Group)]
         if len(groups) == len(read):
             for shadow in self._shadows:
@@ -291,11 +291,3 @@ class WindowMachine:
             broken=dict(self._sequencer.broken),
             drained_after=self.recorded.ended_requests if self.drained else None,
         )
-
-
-def _read(arrival: Arrival) -> Group | str:
-    """A group as the program takes it, or how its message is malformed."""
-    try:
-        return from_event(arrival.event)
-    except ValueError as error:
-        return str(error)

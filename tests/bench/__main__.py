@@ -12,7 +12,7 @@ from broker.telemetry import configure_logging
 from tests import bench
 from tests.bench.result import Result
 
-SHARED = {"__main__", "result", "servers"}
+SHARED = {"__main__", "peer", "result", "servers"}
 
 
 def known() -> dict[str, str]:

@@ -72,6 +72,7 @@ def test_a_copy_with_plain_layers_computes_with_weights_of_its_own(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs"
 )

@@ -29,6 +29,7 @@ from learner.fold import Ledger
 from learner.metrics import Metrics, group_metrics
 from learner.model import digest_of
 from learner.publish import Pen
+from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
 from learner.trainer import Trainer
 from learner.windows import dropped_by_skip
@@ -113,17 +114,25 @@ class Steps:
         facts = group_metrics(plan.groups, groups, rows)
         if not groups:
             return Computed(NOTHING_LEFT, self.digest, b"", facts)
-        taken = self.trainer.step(rows, done=(plan.step - 1) / self.steps)
+        rate = self._learning_rate(plan.step)
+        taken = self.trainer.step(rows, rate=rate)
         seconds = time.monotonic() - started
-        speed: Metrics = {
+        told: Metrics = {
+            "learning_rate": rate,
             "seconds_train": seconds,
             "tokens_per_s": (facts["tokens"] or 0) / max(seconds, 1e-9),
         }
-        metrics = facts | taken.metrics | speed
+        metrics = facts | taken.metrics | told
         if taken.skipped:
             return Computed(taken.skipped, self.digest, b"", metrics)
         data = self.trainer.weights()
         return Computed("", digest_of(data), data, metrics)
+
+    def _learning_rate(self, step: int) -> float:
+        """As committed where the step is taken again: a resumed run may have another length."""
+        committed = self.ledger.committed.get(step)
+        rate = committed.metrics.get("learning_rate") if committed is not None else None
+        return learning_rate(self.settings, (step - 1) / self.steps) if rate is None else rate
 
     def moved(self, plan: StepPlanned, *, version: int, digest: str) -> None:
         """The step is part of the state from here on."""

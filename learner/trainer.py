@@ -20,7 +20,6 @@ from learner.metrics import Metrics, TokenSums
 from learner.model import answer_logprobs, head_weight, load_weights, weights_bytes
 from learner.objective import needs_old, needs_whole_step
 from learner.optimizer import Snapshot, load_optimizer, make_optimizer, optimizer_bytes
-from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
 from learner.terms import Terms, split
 
@@ -70,10 +69,10 @@ class Trainer:
         """How many token ids the model knows."""
         return head_weight(self.model).shape[0]
 
-    def step(self, rows: Sequence[Row], *, done: float = 0.0) -> Taken:
+    def step(self, rows: Sequence[Row], *, rate: float | None = None) -> Taken:
         """Take the updates of one window, by default one. Raises Interrupted, with everything as before.
 
-        `done`: the fraction of the run's steps before this one, for the schedule of the learning rate.
+        rate: learning rate of this step; None: the settings' own.
         """
         if (self.settings.kl is None) != (self.reference is None):
             raise ValueError("a KL term and a reference model: expected both or neither")
@@ -84,7 +83,7 @@ class Trainer:
         parts = parts_of(rows, self.settings.updates_per_step)
         before = Snapshot(self.model, self.optimizer) if len(parts) > 1 else None
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, done)
+            group["lr"] = self.settings.learning_rate if rate is None else rate
         try:
             known = self._known_before(parts)
             for part, found in zip(parts, known, strict=True):

@@ -59,6 +59,20 @@ CRASHES = [
 ]
 
 
+async def test_steps_are_redone_at_the_rate_they_were_taken_at(tmp_path):
+    """A resumed run may be longer, and the schedule of its learning rate with it."""
+    server = await a_server(windows(5))
+    with pytest.raises(Crash):
+        await Run(tmp_path, server, schedule="linear").live(
+            DyingBus(server, "r", kind="step_committed", count=3, after=True)
+        )
+
+    found = await Run(tmp_path, server, schedule="linear", steps=5).to_the_end()
+
+    rates = [step.metrics["learning_rate"] for step in of_kind(found, StepCommitted)]
+    assert rates == [pytest.approx(1e-2 * left) for left in (1, 3 / 4, 2 / 4, 2 / 5, 1 / 5)]
+
+
 @pytest.mark.parametrize(("kind", "count", "after"), CRASHES)
 async def test_a_crash_anywhere_changes_neither_weights_nor_ledger(
     expected, tmp_path, kind, count, after

@@ -265,19 +265,26 @@ def test_retention_deletes_old_and_unfinished_checkpoints_and_nothing_else(tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000002-v00000002"]
 
 
-def test_a_linear_schedule_ends_near_zero(tmp_path):
-    """The step of AdamW is proportional to its rate: the last of 100 moves a hundredth as far."""
+def test_a_step_moves_as_far_as_its_rate_says(tmp_path):
     moved = []
-    for done in (0.0, 0.99):
-        trainer = a_trainer(tmp_path, schedule="linear")
+    for rate in (None, 1e-4):
+        trainer = a_trainer(tmp_path)
         before = [p.detach().clone() for p in trainer.model.parameters()]
-        assert trainer.step(ragged_rows(1), done=done).skipped == ""
+        assert trainer.step(ragged_rows(1), rate=rate).skipped == ""
         after = trainer.model.parameters()
         moved.append(
             sum(float((a.detach() - b).abs().sum()) for a, b in zip(after, before, strict=True))
         )
 
-    assert moved[1] == pytest.approx(moved[0] / 100, rel=0.01)
+    assert moved[1] == pytest.approx(moved[0] * 1e-4 / 1e-2, rel=0.01)
+
+
+def test_a_linear_schedule_ends_near_zero():
+    settings = LearnerSettings(learning_rate=3e-4, schedule="linear")
+
+    assert [learning_rate(settings, done) for done in (0.0, 0.5, 0.99)] == [
+        3e-4, 1.5e-4, pytest.approx(3e-6)
+    ]  # fmt: skip
 
 
 def test_a_constant_schedule_does_not_look_at_the_step():

@@ -142,9 +142,9 @@ async def test_a_redo_that_comes_out_differently_halts_and_says_where(tmp_path):
             DyingBus(server, "r", kind="weights_published", count=2, after=True)
         )
 
-    # Another learning rate stands for other hardware.
+    # Another weight decay stands for other hardware.
     with pytest.raises(redo.RedoMismatch, match=r"step 1: committed weights .* redone"):
-        await Run(tmp_path, server, learning_rate=2e-2).live()
+        await Run(tmp_path, server, weight_decay=0.5).live()
 
     found = await events(server)
     committed = of_kind(found, StepCommitted)[0].digest
@@ -162,7 +162,7 @@ async def test_a_redo_that_comes_out_differently_may_be_published_as_the_next_ve
     with pytest.raises(Crash):
         await Run(tmp_path, server).live(DyingBus(server, "r", kind=kind, count=count, after=True))
 
-    changes = {"learning_rate": 2e-2, "on_mismatch": "republish"}
+    changes = {"weight_decay": 0.5, "on_mismatch": "republish"}
     found = await Run(tmp_path, server, **changes).to_the_end()
 
     commits, published = of_kind(found, StepCommitted), of_kind(found, WeightsPublished)
@@ -187,7 +187,7 @@ async def test_committed_weights_that_cannot_be_made_again_are_published_as_stor
             DyingBus(server, "r", kind="step_committed", count=1, after=True)
         )
 
-    changes = {"learning_rate": 2e-2, "on_mismatch": "republish", "weights": weights}
+    changes = {"weight_decay": 0.5, "on_mismatch": "republish", "weights": weights}
     found = await Run(tmp_path, server, **changes).to_the_end()
 
     committed = of_kind(found, StepCommitted)[0]

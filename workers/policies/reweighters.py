@@ -107,12 +107,15 @@ class TokenBlend(Method):
     normalise: bool = True
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        tokens = [self.alpha * scores_T + (1 - self.alpha) for scores_T in scores]
+        tokens = [self.alpha * scores_T for scores_T in scores]
+        for row in tokens:
+            row += 1 - self.alpha
         if self.normalise:
             usable_B = batch.usable_B.tolist()
             sums = [float(np.add.reduce(row)) for row, u in zip(tokens, usable_B, strict=True) if u]
             count = int(batch.lengths_B[batch.usable_B].sum())
             mean = np.float32(sum(sums) / count if count else 0.0)
             if mean > 0:
-                tokens = [row / mean for row in tokens]
+                for row in tokens:
+                    row /= mean
         return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=tokens)

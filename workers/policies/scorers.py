@@ -73,8 +73,11 @@ class TokenProbability(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"logprob"})
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
-        # Row by row: arrays of this size stay in the processor's cache.
-        return [np.exp(np.minimum(logprobs_T, 0.0)) for logprobs_T in batch.logprobs()]
+        # Row by row and in place: arrays of this size stay in the processor's cache.
+        found = [np.exp(logprobs_T) for logprobs_T in batch.logprobs()]
+        for probabilities_T in found:
+            np.minimum(probabilities_T, 1.0, out=probabilities_T)
+        return found
 
 
 @SCORERS.register("token_efficiency")

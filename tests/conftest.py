@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 
@@ -15,6 +16,10 @@ from broker.errors import BadConfiguration, Unreachable
 from broker.settings import NatsSettings
 from store.database import with_database
 from store.schema import upgrade
+
+# How long an example takes says how busy the machine is; no unit test is timed.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ POLICIES: Mapping[str, dict[str, object]] = {
     "with-shadows": {"preset": "dapo", "shadow": SHADOWS},
 }
 Runs = Mapping[str, Finished]
+pytestmark = pytest.mark.timeout(1200)
+"""The first test waits for all runs, and a busy machine may take its time for sixty of them."""
 
 
 def word(name: str) -> str:

@@ -5,6 +5,7 @@ Shape legend: B rows of the window, groups one after the other; G rows of one gr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -79,3 +80,12 @@ def per_group(batch: Batch, function: Callable[[np.ndarray], np.ndarray]) -> np.
         if len(rows):
             out_B[rows] = function(batch.rewards_B[rows])
     return out_B
+
+
+def end_to_end(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A copy of all rows in one array, and views of each row in it: one call of numpy serves them all."""
+    if not rows:
+        return np.empty(0, np.float32), []
+    tokens = np.concatenate(rows)
+    ends = accumulate((len(row) for row in rows), initial=0)
+    return tokens, [tokens[start:end] for start, end in pairwise(ends)]

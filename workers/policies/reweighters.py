@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from workers.policies.actuators import ACTUATORS, RESPONSES, TOKENS, over_usable, row_scores
-from workers.policies.batch import Batch
+from workers.policies.batch import Batch, end_to_end
 from workers.policies.registry import Method
 from workers.policies.scorers import Grain, Scores
 from workers.policies.weights import Weights
@@ -107,15 +107,13 @@ class TokenBlend(Method):
     normalise: bool = True
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        tokens = [self.alpha * scores_T for scores_T in scores]
-        for row in tokens:
-            row += 1 - self.alpha
+        tokens, rows = end_to_end(list(scores))
+        tokens *= self.alpha
+        tokens += 1 - self.alpha
         if self.normalise:
-            usable_B = batch.usable_B.tolist()
-            sums = [float(np.add.reduce(row)) for row, u in zip(tokens, usable_B, strict=True) if u]
+            usable_N = np.repeat(batch.usable_B, batch.lengths_B)
+            total = tokens.sum(where=usable_N, dtype=np.float64)
             count = int(batch.lengths_B[batch.usable_B].sum())
-            mean = np.float32(sum(sums) / count if count else 0.0)
-            if mean > 0:
-                for row in tokens:
-                    row /= mean
-        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=tokens)
+            if count and total > 0:
+                tokens /= np.float32(total / count)
+        return Weights(rows_B=batch.usable_B.astype(np.float64), tokens=rows)

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from workers.policies.batch import Batch
+from workers.policies.batch import Batch, end_to_end
 from workers.policies.registry import Method, Registry
 
 Grain = Literal["group", "response", "token"]
@@ -73,11 +73,10 @@ class TokenProbability(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"logprob"})
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
-        # Row by row and in place: arrays of this size stay in the processor's cache.
-        found = [np.exp(logprobs_T) for logprobs_T in batch.logprobs()]
-        for probabilities_T in found:
-            np.minimum(probabilities_T, 1.0, out=probabilities_T)
-        return found
+        tokens, rows = end_to_end(batch.logprobs())
+        np.exp(tokens, out=tokens)
+        np.minimum(tokens, 1.0, out=tokens)
+        return rows
 
 
 @SCORERS.register("token_efficiency")

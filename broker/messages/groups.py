@@ -251,7 +251,7 @@ class GroupAnnotated(Event):
     """The policy's one decision about a group."""
 
     KIND: ClassVar[str] = "group_annotated"
-    SCHEMA: ClassVar[int] = 2
+    SCHEMA: ClassVar[int] = 3
 
     group: GroupKey
     outcome: Outcome
@@ -279,6 +279,7 @@ class ShadowDecided(Event):
     """What another policy would have decided; recorded, never trained on."""
 
     KIND: ClassVar[str] = "shadow_decided"
+    SCHEMA: ClassVar[int] = 2
 
     group: GroupKey
     outcome: Outcome

@@ -51,7 +51,7 @@ HOSTILE = {
     "one key too many": envelope(extra=1),
     "an unknown kind": envelope(kind="group_teleported"),
     "a kind that is no text": envelope(kind=[1]),
-    "a newer schema": envelope(schema=2),
+    "a newer schema": envelope(schema=EVENTS["group_requested"].SCHEMA + 1),
     "a schema that is text": envelope(schema="1"),
     "a body that is no map": envelope(body=[1, 2]),
     "a missing field": without("sample"),

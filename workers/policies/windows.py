@@ -123,9 +123,9 @@ class WindowMachine:
         record = self.recorded.groups.get(key.group_id)
         if record is not None and record.reason == RUN_ENDED:
             # Only a drain drops so. It is in force from here on, unless it was that of an earlier
-            # run, or has yet to close the window (this group was held back until then).
+            # run, or may have yet to come: one of a bundle was perhaps held back until then.
             earlier = key.request_seq <= self.recorded.ended_requests
-            self.drained |= not earlier and not self.replaying
+            self.drained |= not earlier and not self.replaying and key.bundle_size == 1
             return [run_ended(arrival), *self._close_if_due()]
         if self.drained:
             return [run_ended(arrival)]

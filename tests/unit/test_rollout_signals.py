@@ -21,6 +21,8 @@ from tests.rollout_models import (
     save_weights,
 )
 from tests.rollout_scene import a_scene, a_train_request
+from workers.rollout.engine import EngineError
+from workers.rollout.forward import Forward
 from workers.rollout.signals import Recorder, self_certainty, token_entropy
 
 torch.set_num_threads(1)
@@ -128,3 +130,36 @@ async def test_a_worker_that_is_told_to_sends_signals_with_every_generation(tmp_
         assert unpack(generation.signals["self_certainty"]).shape == (tokens,)
         assert unpack(generation.signals["hidden"]).shape == (layers + 1, hidden)
         assert tokens == 8 or unpack(generation.token_ids)[-1] == END
+
+
+async def test_one_forward_over_an_answer_gives_what_was_recorded_while_it_was_sampled(
+    tmp_path: Path,
+):
+    folder, weights = (
+        a_folder(tmp_path, "llama-tied"),
+        save_weights(a_model("llama-tied"), tmp_path / "w"),
+    )
+    job = a_job([5, 6, 7], (1, 2, 3), temperature=0.6)
+    (result,) = decode(a_decoder(folder, weights, version=4, signals=ALL), [job])
+    forward = Forward(folder, device="cpu", dtype="float32", signals=ALL)
+    await forward.put(weights, 4)
+    await forward.put(save_weights(a_model("llama-tied", seed=1), tmp_path / "w5"), 5)
+
+    for answer in answers(result):
+        told = await forward.of(job, answer)
+
+        assert told.keys() == answer.signals.keys()
+        for name, recorded in answer.signals.items():
+            np.testing.assert_allclose(told[name], recorded, atol=1e-4)
+
+
+async def test_signals_of_a_version_that_is_forgotten_are_an_error(tmp_path: Path):
+    folder, weights = a_folder(tmp_path), save_weights(a_model(), tmp_path / "w")
+    job = a_job()
+    (result,) = decode(a_decoder(folder, weights, version=4), [job])
+    forward = Forward(folder, device="cpu", dtype="float32", signals=ALL)
+    await forward.put(weights, 4)
+    forward.keep({5, None})
+
+    with pytest.raises(EngineError, match="version 4"):
+        await forward.of(job, answers(result)[0])

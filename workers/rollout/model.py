@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from broker.errors import BadConfiguration
 from broker.exclusive import MODEL_LOADING
-from workers.rollout import attention
+from workers.rollout import attention as rows
 from workers.rollout.engine import BadWeights
 from workers.rollout.kv_cache import CacheShape
 
@@ -46,8 +46,13 @@ class _WithoutRandomNumbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of the folder's config.json with weights that still have to be installed."""
+def build_model(
+    folder: Path, *, device: torch.device, dtype: torch.dtype, attention: str = rows.NAME
+) -> PreTrainedModel:
+    """The model of the folder's config.json with weights that still have to be installed.
+
+    attention: of the row cache, or another by transformers' name, for whole sequences.
+    """
     config = _config(folder)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
@@ -56,9 +61,7 @@ def build_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
             "expected one whose frequencies are fixed, such as default, linear, llama3 or yarn"
         )
     with MODEL_LOADING, _WithoutRandomNumbers():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention.NAME
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -113,13 +116,14 @@ def stage_weights(model: nn.Module, file: Path) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as stored:
             names = list(stored.keys())
-            _check_names(file, names, expected)
+            check_names(file, names, expected)
             return {n: _staged(file, n, stored.get_tensor(n), expected[n]) for n in names}
     except (OSError, SafetensorError) as error:
         raise BadWeights(f"{file}: not readable as safetensors: {error}") from error
 
 
-def _check_names(file: Path, names: list[str], expected: dict[str, Tensor]) -> None:
+def check_names(file: Path, names: list[str], expected: dict[str, Tensor]) -> None:
+    """Raises BadWeights unless each tensor of the model is there, under one of its names, and no other."""
     unknown = sorted(set(names) - set(expected))
     covered = {id(expected[name]) for name in names if name in expected}
     missing = sorted(name for name, tensor in expected.items() if id(tensor) not in covered)
@@ -130,13 +134,18 @@ def _check_names(file: Path, names: list[str], expected: dict[str, Tensor]) -> N
         )
 
 
-def _staged(file: Path, name: str, stored: Tensor, expected: Tensor) -> Tensor:
+def check_tensor(file: Path, name: str, stored: Tensor, expected: Tensor) -> None:
+    """Raises BadWeights unless it has the model's shape and finite values."""
     if stored.shape != expected.shape:
         raise BadWeights(
             f"{file}: {name} has shape {tuple(stored.shape)}; the model's is {tuple(expected.shape)}"
         )
     if not bool(torch.isfinite(stored).all()):
         raise BadWeights(f"{file}: {name} holds values that are not finite")
+
+
+def _staged(file: Path, name: str, stored: Tensor, expected: Tensor) -> Tensor:
+    check_tensor(file, name, stored, expected)
     # A copy of its own: the file may be deleted while the weights are in force.
     return stored.to(device=expected.device, dtype=expected.dtype, copy=True)
 

@@ -1,0 +1,62 @@
+"""Ends vLLM's processes when the process that started them has died: they would wait for it for ever.
+
+A program of its own, `python vllm_reaper.py PARENT`, with nothing but the standard library. It remembers all
+that runs below the parent, since orphans cannot be told from others. Its input ends when the parent does; a
+byte before that means that the parent has ended its engine itself.
+"""
+
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+POLL_S = 0.5
+
+Process = tuple[int, int]
+"""Process id and start time, which together are never used twice."""
+
+
+def below(root: int) -> set[Process]:
+    """Whatever runs below a process, but this program."""
+    known: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                # The name may hold spaces and brackets; after the last one: state, parent, ..., start time.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                known[int(entry.name)] = int(fields[1]), int(fields[19])
+    found: set[Process] = set()
+    parents = {root}
+    while parents:
+        children = {pid for pid, (parent, _) in known.items() if parent in parents}
+        children.discard(os.getpid())
+        found |= {(pid, known[pid][1]) for pid in children}
+        parents = children
+    return found
+
+
+def main(parent: int) -> None:
+    seen: set[Process] = set()
+    while not select.select([sys.stdin], [], [], POLL_S)[0]:
+        seen = below(parent)
+    if os.read(sys.stdin.fileno(), 1):
+        return
+    # Ask again: children of orphans are still below them.
+    later = {child for process, _ in seen for child in below(process)}
+    for pid, started in seen | later:
+        if (pid, started) in _alive(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> set[Process]:
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return {(pid, int(stat[19]))}
+    return set()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -34,6 +34,18 @@ RESUME_WAIT_S = 60.0
 def make_engine(settings: RolloutSettings, model_dir: Path, device: str, dtype: str) -> Engine:
     """The engine that `[rollout] engine` names."""
     torch.set_num_threads(settings.threads)
+    if settings.engine == "vllm":
+        from workers.rollout.vllm_engine import VllmEngine
+
+        return VllmEngine(
+            model_dir,
+            device=device,
+            dtype=dtype,
+            max_rows=settings.max_rows,
+            threads=settings.threads,
+            settings=settings.vllm,
+            signals=settings.signals,
+        )
     return TorchEngine(
         model_dir,
         device=device,

@@ -1,0 +1,48 @@
+"""What vLLM is started with, without vLLM."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from broker.errors import BadConfiguration
+from tests.rollout_models import a_folder
+from workers.rollout.settings import RolloutSettings
+from workers.rollout.vllm_start import GIB, Start, arguments, environment
+from workers.rollout.worker import make_engine
+
+
+def a_start(device: str) -> Start:
+    return Start(
+        folder=Path("/m"), dtype="bfloat16", device=device, max_rows=64, threads=3, positions=512,
+        kv_cache_gib=0.5, gpu_memory_share=0.3, tensor_parallel=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_whatever_could_change_a_distribution_is_stated(device: str):
+    said = arguments(a_start(device))
+
+    assert said["logprobs_mode"] == "processed_logprobs"
+    assert said["generation_config"] == "vllm", "not the model folder's own"
+    assert (said["dtype"], said["max_model_len"], said["max_num_seqs"]) == ("bfloat16", 512, 64)
+
+
+def test_memory_is_bounded_by_the_setting_of_the_device():
+    on_cpu, on_gpu = arguments(a_start("cpu")), arguments(a_start("cuda"))
+
+    assert on_cpu["kv_cache_memory_bytes"] == GIB // 2
+    assert "kv_cache_memory_bytes" not in on_gpu
+    assert (on_gpu["gpu_memory_utilization"], on_gpu["tensor_parallel_size"]) == (0.3, 2)
+
+
+def test_threads_are_those_of_the_configuration():
+    assert environment(a_start("cpu"))["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+def test_without_vllm_the_engine_is_refused_with_the_command_that_mends_it(tmp_path: Path):
+    settings = RolloutSettings(engine="vllm")
+
+    with pytest.raises(BadConfiguration, match="ops/bin/vllm-cpu"):
+        make_engine(settings, a_folder(tmp_path), "cpu", "float32")

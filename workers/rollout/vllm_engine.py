@@ -1,0 +1,228 @@
+"""The engine over vLLM: the same promises as the torch engine's, kept by processes that may die.
+
+An engine's processes start with the first weights it is given, and again with the next ones after a death:
+until then it has no version, its groups are handed back, and nothing is lost.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from transformers import AutoConfig
+
+from workers.rollout import vllm_reaper
+from workers.rollout.concurrency import Room, RowLimit
+from workers.rollout.engine import Answer, EngineError, Job, Refused, Result
+from workers.rollout.forward import Forward
+from workers.rollout.model import end_tokens
+from workers.rollout.settings import VllmSettings
+from workers.rollout.vllm_folder import Folders
+from workers.rollout.vllm_jobs import Limits, refusal
+from workers.rollout.vllm_live import Live
+from workers.rollout.vllm_start import Start, refuse_without_vllm, start
+
+WATCH_S = 0.5
+
+log = structlog.get_logger()
+
+
+class VllmEngine:
+    """Answers jobs with vLLM; its weights come from published versions alone."""
+
+    name = "vllm"
+
+    def __init__(
+        self, model_dir: Path, *, device: str, dtype: str, max_rows: int, threads: int,
+        settings: VllmSettings, signals: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Starts nothing yet. Raises BadConfiguration where vllm is not installed.
+
+        signals: what to record of each answer beside its tokens; vLLM gives none of it, so they cost a
+        torch forward over each answer in this process.
+        """
+        refuse_without_vllm()
+        self._limits = _limits(model_dir)
+        self._ends = end_tokens(model_dir)
+        self._home = Path(tempfile.mkdtemp(prefix="sluice-vllm-"))
+        self._folders = Folders(model_dir, self._home)
+        self._forward = (
+            Forward(model_dir, device=device, dtype=dtype, signals=signals) if signals else None
+        )
+        self._room = Room(RowLimit(max_rows))
+        self._start_with = {
+            "device": device, "dtype": dtype, "max_rows": max_rows, "threads": threads,
+            "positions": self._limits.positions, **settings.model_dump(),
+        }  # fmt: skip
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._live: Live | None = None
+        self._loads: set[asyncio.Task[None]] = set()
+        self._beginning = False
+        """A thread makes processes that nobody but the reaper knows yet."""
+        self._watch: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
+        self._sampled_before = 0
+        """By engines that have ended."""
+        self._closed = False
+
+    @property
+    def version(self) -> int | None:
+        return None if self._live is None else self._live.version
+
+    @property
+    def rows(self) -> int:
+        return 0 if self._live is None else self._live.rows
+
+    @property
+    def sampled(self) -> int:
+        return self._sampled_before + (0 if self._live is None else self._live.sampled)
+
+    async def generate(self, jobs: Sequence[Job]) -> list[Result]:
+        self._check_open()
+        if self._live is None:
+            raise EngineError("no model weights are loaded yet")
+        return await _all(self._answer(job) for job in jobs)
+
+    async def _answer(self, job: Job) -> Result:
+        if reason := refusal(job, self._limits):
+            return Refused(reason)
+        async with self._room.of(len(job.seeds)):
+            live = self._live
+            if live is None:
+                raise EngineError(f"{job.name}: the engine ended while the group waited")
+            return tuple(await _all(self._one(live, job, seed) for seed in job.seeds))
+
+    async def _one(self, live: Live, job: Job, seed: int) -> Answer:
+        answer = await live.answer(job, seed, self._ends)
+        if self._forward is None:
+            return answer
+        return replace(answer, signals=await self._forward.of(job, answer))
+
+    async def load(self, weights: Path, version: int) -> None:
+        # To its end even when the caller is cancelled: after half of it nobody knows what is loaded.
+        load = asyncio.create_task(self._load(weights, version))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+        await asyncio.shield(load)
+
+    async def _load(self, weights: Path, version: int) -> None:
+        async with self._loading:
+            self._check_open()
+            folder = await asyncio.to_thread(self._folders.make, weights, version)
+            old = self.version
+            try:
+                if self._forward is not None:
+                    await self._forward.put(weights, version)
+                if self._live is None:
+                    self._live = await self._started(folder, version)
+                    self._watch = asyncio.create_task(self._bury(self._live))
+                else:
+                    await self._update(self._live, folder, version)
+            except Exception:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                raise
+            finally:
+                if self._forward is not None:
+                    # An answer may have ended by the old weights, its signals being on their way.
+                    self._forward.keep({old, self.version})
+            log.info("vllm_weights", version=version, checksum=self._live.checksum[:16])
+
+    async def _started(self, folder: Path, version: int) -> Live:
+        what = Start(folder=folder, **self._start_with)
+        loop = asyncio.get_running_loop()
+
+        def observe(cache_use: float, preempted: int) -> None:
+            limit = self._room.limit
+            limit.observe(
+                cache_use=cache_use, preempted=preempted, rows=self._room.rows, at_s=loop.time()
+            )
+            self._room.admit()
+
+        if self._reaper is None or self._reaper.poll() is not None:
+            self._reaper = _reaper()
+        self._beginning = True
+        # vLLM gives its processes ten minutes to be ready.
+        try:
+            started = await asyncio.to_thread(start, what, observe)
+        except Exception as error:  # whatever vLLM's start may raise; its own log says more
+            self._beginning = False
+            raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        self._beginning = False
+        live = Live(started, folder, version)
+        try:
+            await live.begin()
+        except EngineError:
+            await live.close()
+            raise
+        return live
+
+    async def _update(self, live: Live, folder: Path, version: int) -> None:
+        try:
+            await live.update(folder, version)
+        except EngineError:
+            await self._end(live)
+            raise
+
+    async def _bury(self, live: Live) -> None:
+        """Notice the death of the engine's processes, whether or not anybody waits for an answer."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if live.dead:
+                break
+        log.warning("vllm_died", version=live.version, rows=live.rows)
+        await self._end(live)
+
+    async def _end(self, live: Live) -> None:
+        if self._live is live:
+            self._live = None
+            self._sampled_before += live.sampled
+        await live.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        loads = list(self._loads)
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+        if self._live is not None:
+            await self._end(self._live)
+        if self._reaper is not None:
+            # A start cannot be called off: what it has begun is left to the reaper.
+            said = None if self._beginning else b"x"
+            await asyncio.to_thread(self._reaper.communicate, said)
+        await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
+
+
+def _reaper() -> "subprocess.Popen[bytes]":
+    """Knows of the engine's processes from their first moment, and outlives this one."""
+    command = [sys.executable, "-I", vllm_reaper.__file__, str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _limits(model_dir: Path) -> Limits:
+    config: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    return Limits(vocabulary=config.vocab_size, positions=config.max_position_embeddings)
+
+
+async def _all(coroutines: Any) -> list[Any]:
+    """All results in order; at the first failure the others are cancelled, and have ended on return."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,164 @@
+"""One vLLM engine as long as it lives: answers, weight updates, death.
+
+Weight versions are vLLM's own labels, stamped on each step's outputs, so an answer's spans are the engine's
+word. An update pauses between two steps, keeps every answer and its keys and values, and goes on.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import shutil
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import structlog
+
+from broker.telemetry import now_us
+from workers.rollout.engine import Answer, BadWeights, EngineError, Job
+from workers.rollout.vllm_jobs import Row, parameters, prompt
+from workers.rollout.vllm_start import Started
+
+UPDATE_LIMIT_S = 300.0
+CLOSE_LIMIT_S = 2.0
+
+log = structlog.get_logger()
+
+
+class Live:
+    """Made around an engine that has just started from `folder`."""
+
+    def __init__(self, started: Started, folder: Path, version: int) -> None:
+        self._llm = started.llm
+        self._breaks = started.breaks
+        self._sampling = started.sampling
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._going = asyncio.Event()
+        self._going.set()
+        self.version = version
+        self.checksum = ""
+        """Of the weights that the engine holds, as it tells them; empty before it was asked."""
+        self.rows = 0
+        self.sampled = 0
+
+    @property
+    def dead(self) -> bool:
+        return bool(self._llm.errored)
+
+    async def begin(self) -> None:
+        """Label the first weights. Raises EngineError."""
+        try:
+            async with asyncio.timeout(UPDATE_LIMIT_S):
+                await self._llm.update_weight_version(str(self.version))
+                self.checksum = await self._checksum()
+        except (*self._breaks, TimeoutError) as error:
+            raise EngineError(f"vLLM did not take its first weights: {_told(error)}") from error
+
+    async def answer(self, job: Job, seed: int, end_tokens: frozenset[int]) -> Answer:
+        """One answer. Raises EngineError."""
+        self.rows += 1
+        try:
+            while True:
+                await self._going.wait()
+                answer = await self._try(job, seed, end_tokens)
+                if answer is not None:
+                    return answer
+        except self._breaks as error:
+            # Not from `error`: vLLM raises one and the same to all answers, its traceback growing each time.
+            raise EngineError(f"{job.name}: vLLM broke: {_told(error)}") from None
+        finally:
+            self.rows -= 1
+
+    async def _try(self, job: Job, seed: int, end_tokens: frozenset[int]) -> Answer | None:
+        """None when other weights came before its first token.
+
+        Its prompt's keys and values may then be a mixture, and the cache would serve them under the salt
+        of the old version; so it begins again.
+        """
+        version = self.version
+        row = Row(job, now_us())
+        name = f"{job.name}-{next(self._numbers)}"
+        params = self._sampling(parameters(job, seed, end_tokens))
+        answer = None
+        outputs = self._llm.generate(prompt(job, version), params, name)
+        async with aclosing(outputs):
+            async for output in outputs:
+                if not row.token_ids and self.version != version:
+                    return None
+                (piece,) = output.outputs
+                row.add(piece.token_ids, piece.logprobs)
+                self.sampled += len(piece.token_ids)
+                if output.finished:
+                    # No return from here: leaving the generator early would abort what has ended.
+                    answer = row.finished(piece.finish_reason, piece.weight_versions, now_us())
+        if answer is None:
+            raise EngineError(f"{job.name}: vLLM ended an answer without its last piece")
+        return answer if answer.spans[0].version == version else None
+
+    async def update(self, folder: Path, version: int) -> None:
+        """Put the weights of another folder in force; on any failure the old ones stay or are put back.
+
+        Raises BadWeights when the engine refuses them, EngineError when it is dead or does not answer:
+        then it is to be closed.
+        """
+        self._going.clear()
+        try:
+            async with asyncio.timeout(UPDATE_LIMIT_S):
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                try:
+                    await self._exchange(folder, version)
+                finally:
+                    await self._llm.resume_generation()
+        except (*self._breaks, TimeoutError) as error:
+            raise EngineError(f"vLLM broke at an update of its weights: {_told(error)}") from error
+        finally:
+            self._going.set()
+
+    async def _exchange(self, folder: Path, version: int) -> None:
+        try:
+            await self._reload(folder)
+            checksum = await self._checksum()
+        except self._breaks:
+            raise
+        except Exception as error:  # whatever a loader may raise in the engine's process
+            await self._put_back(error)
+            raise BadWeights(f"{folder}: refused by vLLM: {_told(error)}") from error
+        await self._llm.update_weight_version(str(version))
+        old, self._folder, self.version, self.checksum = self._folder, folder, version, checksum
+        if old != folder:
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+    async def _put_back(self, reason: Exception) -> None:
+        """The weights in force, after others were refused half-way. Raises EngineError."""
+        try:
+            await self._reload(self._folder)
+            same = await self._checksum() == self.checksum
+        except Exception as error:  # as above
+            raise EngineError(
+                f"vLLM refused weights ({_told(reason)}), then version {self.version}: {_told(error)}"
+            ) from error
+        if not same:
+            raise EngineError(
+                f"vLLM refused weights ({_told(reason)}) and holds others than before"
+            ) from reason
+
+    async def _reload(self, folder: Path) -> None:
+        await self._llm.collective_rpc("take_weights", args=(str(folder),))
+
+    async def _checksum(self) -> str:
+        told = await self._llm.compute_weight_checksums()
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    async def close(self) -> None:
+        """End its processes; every answer under way fails."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S * 2):
+                await asyncio.to_thread(self._llm.shutdown, CLOSE_LIMIT_S)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+def _told(error: BaseException) -> str:
+    """Type and message, of the cause too: vLLM wraps what its processes raise."""
+    cause = f" ({type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ else ""
+    return f"{type(error).__name__}: {error}{cause}".strip()

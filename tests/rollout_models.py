@@ -42,6 +42,11 @@ _SMALL = {
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SMALL),
     "llama-tied": LlamaConfig(**_SMALL, tie_word_embeddings=True),
+    # Heads of a size that vLLM knows, embeddings tied, and room for prompts longer than its blocks.
+    "llama-wide": LlamaConfig(
+        **_SMALL | {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512},
+        tie_word_embeddings=True,
+    ),
     "qwen2": Qwen2Config(**_SMALL),
     "qwen2-window": Qwen2Config(
         **_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1

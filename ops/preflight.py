@@ -15,14 +15,17 @@ TARGETS_TRIED = 20
 
 
 def refuse_unusable(configuration: Configuration) -> None:
-    """BadConfiguration for whatever dispatcher, verifier or policy would refuse when they start."""
+    """BadConfiguration for whatever a role would refuse when they start."""
     from workers.dispatcher import sources
     from workers.dispatcher.rendering import Renderer
     from workers.policies import shadows
     from workers.policies.program import Program
+    from workers.rollout.vllm_start import refuse_without_vllm
 
     c = configuration
     settings.refuse_impossible(c)
+    if c.rollout.engine == "vllm":
+        refuse_without_vllm()
     measured = frozenset[str](c.rollout.signals)
     Program(c.policy, measured)
     shadows.build(c.policy, measured=measured)

@@ -52,6 +52,15 @@ class Configuration(Settings):
             raise ValueError(f"source.domain {domains}: expected each domain once")
         return self
 
+    @model_validator(mode="after")
+    def _deterministic_engine(self) -> "Configuration":
+        if self.run.deterministic and self.rollout.engine != "torch":
+            raise ValueError(
+                f"run.deterministic needs rollout.engine = 'torch'; got {self.rollout.engine!r}, whose "
+                "batches depend on when requests arrive"
+            )
+        return self
+
 
 def set_path(tree: dict[str, object], assignment: str) -> None:
     """Apply one `--set a.b=value` (`source.0.path=...` in an array), read as TOML or a plain string."""
@@ -203,7 +212,7 @@ MAY_DIFFER: dict[str, Any] = {
     "store": True,
     "telemetry": True,
     "run": {"id", "steps", "drain_wait_s", "no_progress_steps"},
-    "rollout": {"processes", "slots", "weights_wait_s"},
+    "rollout": {"processes", "slots", "weights_wait_s", "vllm"},
     "verifier": {"processes", "pool", "slots"},
     "learner": {"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights"},
     "evaluation": True,

@@ -70,6 +70,13 @@ def test_two_sources_of_one_domain_are_refused(tmp_path: Path):
         settings.load(written(tmp_path, twice), environment={})
 
 
+def test_a_deterministic_run_on_an_engine_that_cannot_be_one_is_refused(tmp_path: Path):
+    text = MINIMAL.replace("steps = 3", "steps = 3\ndeterministic = true\nmax_staleness = 0")
+
+    with pytest.raises(BadConfiguration, match=r"needs rollout\.engine = 'torch'; got 'vllm'"):
+        settings.load(written(tmp_path, text), ("rollout.engine=vllm",), environment={})
+
+
 def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path):
     small = settings.load(written(tmp_path), ("nats.log_bytes=1_048_576",), environment={})
     settings.refuse_impossible(small)

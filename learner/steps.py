@@ -166,6 +166,8 @@ class Steps:
         log.info(
             "step committed", step=plan.step, status=committed.status, reason=done.skipped,
             version=version, reward=done.metrics.get("reward_mean"), loss=done.metrics.get("loss"),
+            tokens=done.metrics.get("tokens"), seconds_train=_round(done.metrics, "seconds_train"),
+            seconds_wait=round(seconds_wait, 2),
         )  # fmt: skip
 
     def _count(self, committed: StepCommitted) -> None:
@@ -254,3 +256,8 @@ class Steps:
         return checkpoints.write(
             self.checkpoint_folder, checkpoints.Checkpoint(state, model, optimizer)
         )
+
+
+def _round(metrics: Metrics, name: str) -> float | None:
+    value = metrics.get(name)
+    return None if value is None else round(value, 2)

@@ -113,7 +113,7 @@ def summary_text(tree: Mapping[str, Any]) -> str:
         f"{tree['run_id']}: {tree['status']}"
         + (f" ({tree['reason']})" if tree.get("reason") else ""),
         f"  {tree['steps']} steps in {tree['wall_s'] or 0:.0f} s, "
-        f"{'-' if rate is None else f'{rate:.0f}'} trained answers/s, at most {memory:.2f} GiB",
+        f"{'-' if rate is None else f'{rate:.3g}'} trained answers/s, at most {memory:.2f} GiB",
         f"  groups: {tree['trained_groups']} trained, {sum(dropped.values())} dropped"
         + (f" ({reasons})" if reasons else ""),
         f"  reward {percent(tree['reward_first'])} → {percent(tree['reward_last'])}",

@@ -66,7 +66,7 @@ def _flow(view: RunView, pulse: Pulse, memory_bytes: int) -> RenderableType:
         ("staleness", f"at most {view.staleness_max}, version {view.version}"),
         (
             "speed",
-            f"{number(view.samples_per_s(), '.0f')} samples/s, memory {memory_bytes / 2**30:.2f} GiB",
+            f"{number(view.samples_per_s(), '.3g')} samples/s, memory {memory_bytes / 2**30:.2f} GiB",
         ),
         ("queues", queues),
         ("waiting for", waited_for(pulse)),

@@ -158,7 +158,7 @@ def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
         parts.append(f"reward {rewards}")
     parts += [f"staleness ≤ {view.staleness_max}", f"groups {counts(view)}"]
     if (rate := view.samples_per_s()) is not None:
-        parts.append(f"{rate:.0f} samples/s")
+        parts.append(f"{rate:.3g} samples/s")
     parts.append("queues " + " ".join(f"{role} {depth}" for role, depth in pulse.depths.items()))
     if view.ended is None:
         parts.append(f"waiting for {waited_for(pulse)}")

@@ -142,8 +142,8 @@ def _attention(
     if packed is None:
         out = _causal(query, key, value, scaling, sliding_window)
         return out.transpose(1, 2), None
-    spread = (_side_by_side(packed, x) for x in (query, key, value))
-    return _in_line(packed, _causal(*spread, scaling, sliding_window)), None
+    query, key, value = (_side_by_side(packed, x) for x in (query, key, value))
+    return _in_line(packed, _causal(query, key, value, scaling, sliding_window)), None
 
 
 AttentionInterface.register(NAME, _attention)

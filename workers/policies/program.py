@@ -6,7 +6,7 @@ memory, which holds JSON values only and travels in the snapshot.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -167,7 +167,7 @@ def _magnitudes(batch: Batch, advantages_B: np.ndarray) -> dict[str, float]:
 
 def _told(method: object, *arguments: object) -> Mapping[str, np.ndarray]:
     """What a method says it read, when it says anything."""
-    tell = getattr(method, "signals", None)
+    tell: Callable[..., Mapping[str, np.ndarray]] | None = getattr(method, "signals", None)
     return tell(*arguments) if callable(tell) else {}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.errors import BadConfiguration
-from broker.messages import Annotation
+from broker.messages import Annotation, Json
 from workers.policies.annotate import annotate_dropped
 from workers.policies.group import Group
 from workers.policies.judged import Judged
@@ -45,7 +45,7 @@ class Shadow:
 
     name: str
     program: Program
-    memory: Memory = field(default_factory=dict[str, object])
+    memory: Memory = field(default_factory=dict[str, Json])
     open: list[tuple[Arrival, Judged]] = field(default_factory=list[tuple[Arrival, Judged]])
 
     def judge(self, unit: Sequence[tuple[Arrival, Group]]) -> None:

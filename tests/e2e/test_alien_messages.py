@@ -24,7 +24,7 @@ from tests.e2e.cluster import Cluster
 
 REPLACED = 3
 GARBAGE = b"\xff\x00 no envelope \xc1"
-STEPS = 8
+STEPS = 40
 
 
 def publish_by_hand(run: Cluster, subject: str, data: bytes, headers: Mapping[str, str]) -> None:

@@ -305,3 +305,18 @@ async def test_the_death_of_an_engines_process_is_told_and_the_next_weights_star
     await until(lambda: bench.engine.version is None)
     await bench.at(0)
     assert await bench.answer(a_job(temperature=0.0)) == expected
+
+
+async def test_closing_ends_every_call_within_seconds(bench: Bench):
+    await bench.at(0)
+    call = asyncio.create_task(bench.engine.generate([a_job([5], tuple(range(8)), max_tokens=500)]))
+    await until(lambda: bench.engine.rows == 8)
+
+    async with asyncio.timeout(15):
+        await bench.engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await call
+    with pytest.raises(EngineError, match="closed"):
+        await bench.engine.generate([a_job()])
+    with pytest.raises(EngineError, match="closed"):
+        await bench.engine.load(bench.files[0], bench.version + 1)

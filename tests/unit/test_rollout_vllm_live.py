@@ -200,3 +200,28 @@ async def test_the_engines_death_is_told_to_answers_and_updates(tmp_path: Path):
         await live.update(tmp_path / "v1", 1)
     assert live.dead
     assert live.rows == 0
+
+
+async def test_closing_ends_every_answer_under_way(tmp_path: Path):
+    live, llm = await a_live(tmp_path)
+    working = [asyncio.create_task(live.answer(a_job(name="g7"), seed, ENDS)) for seed in range(3)]
+    await until(lambda: len(llm.salts) == 3)
+
+    async with asyncio.timeout(5):
+        await live.close()
+        outcomes = await asyncio.gather(*working, return_exceptions=True)
+
+    assert [str(outcome) for outcome in outcomes] == ["g7: the engine was closed"] * 3
+    assert "shutdown" in llm.calls
+
+
+async def test_an_answer_that_is_cancelled_is_no_error_of_the_engine(tmp_path: Path):
+    live, llm = await a_live(tmp_path)
+    working = asyncio.create_task(live.answer(a_job(), 1, ENDS))
+    await until(lambda: llm.salts)
+
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+    assert live.rows == 0

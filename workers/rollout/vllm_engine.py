@@ -203,6 +203,7 @@ class VllmEngine:
             # A start cannot be called off: what it has begun is left to the reaper.
             said = None if self._beginning else b"x"
             await asyncio.to_thread(self._reaper.communicate, said)
+            self._reaper = None
         await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
 
 

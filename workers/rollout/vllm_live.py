@@ -36,6 +36,8 @@ class Live:
         self._numbers = itertools.count()
         self._going = asyncio.Event()
         self._going.set()
+        self._open: set[asyncio.Task[Answer | None]] = set()
+        self._closing = False
         self.version = version
         self.checksum = ""
         """Of the weights that the engine holds, as it tells them; empty before it was asked."""
@@ -61,9 +63,18 @@ class Live:
         try:
             while True:
                 await self._going.wait()
-                answer = await self._try(job, seed, end_tokens)
+                if self._closing:
+                    raise EngineError(f"{job.name}: the engine was closed")
+                attempt = asyncio.create_task(self._try(job, seed, end_tokens))
+                self._open.add(attempt)
+                attempt.add_done_callback(self._open.discard)
+                answer = await attempt
                 if answer is not None:
                     return answer
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            raise EngineError(f"{job.name}: the engine was closed") from None
         except self._breaks as error:
             # Not from `error`: vLLM raises one and the same to all answers, its traceback growing each time.
             raise EngineError(f"{job.name}: vLLM broke: {_told(error)}") from None
@@ -152,6 +163,13 @@ class Live:
 
     async def close(self) -> None:
         """End its processes; every answer under way fails."""
+        # Once it is shut down, vLLM tells the answers under way nothing more.
+        self._closing = True
+        attempts = list(self._open)
+        for attempt in attempts:
+            attempt.cancel()
+        if attempts:
+            await asyncio.wait(attempts, timeout=CLOSE_LIMIT_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S * 2):
                 await asyncio.to_thread(self._llm.shutdown, CLOSE_LIMIT_S)

@@ -266,3 +266,23 @@ def test_a_malformed_row_is_named_by_line_and_reason(
     assert "rows.jsonl:11: " in capsys.readouterr().err
     assert cli.main([*arguments, "--dry-run", "--set", "source=[{domain='w', path='rows.jsonl', "
                      "verifier={name='exact'}, skip_bad=true}]"]) == 0  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("sampling.max_tokens=500", "exceeds the model's"),
+        ("source.0.solution_field='worked'", "for the warm-up"),
+    ],
+)
+def test_what_no_role_could_work_with_is_refused_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, reason: str
+):
+    config = started_folder(tmp_path / "mine")
+
+    runs = str(tmp_path / "runs")
+    code = cli.main(["run", str(config), "--runs", runs, "--dry-run", "--set", override])
+
+    assert code == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
@@ -86,6 +86,26 @@ def save_weights(model: PreTrainedModel, file: Path) -> Path:
         seen.setdefault(state[name].data_ptr(), name)
     save_file({name: state[name].contiguous() for name in seen.values()}, file)
     return file
+
+
+SPOILT = ["missing", "unknown", "shape", "not finite", "cut off"]
+"""How a file of weights may fail to fit the model."""
+
+
+def spoil(good: Path, bad: Path, how: str) -> None:
+    tensors, name = load_file(good), "model.layers.1.mlp.up_proj.weight"
+    match how:
+        case "missing":
+            del tensors[name]
+        case "unknown":
+            tensors["extra"] = torch.zeros(1)
+        case "shape":
+            tensors[name] = tensors[name][:-1].contiguous()
+        case "not finite":
+            tensors[name][0, 0] = float("nan")
+    save_file(tensors, bad)
+    if how == "cut off":
+        bad.write_bytes(bad.read_bytes()[:-100])
 
 
 def a_decoder(

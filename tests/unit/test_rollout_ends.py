@@ -67,14 +67,14 @@ def test_any_of_several_end_tokens_ends_an_answer(tmp_path: Path):
 def test_a_job_that_can_never_be_answered_is_refused(tmp_path: Path, job: Job, reason: str):
     decoder, _ = a_pair(tmp_path)
 
-    assert reason in str(decoder.refusal(job))
+    assert reason in str(decoder.limits.refusal(job))
 
 
 def test_a_job_that_just_fits_is_answered_to_its_end(tmp_path: Path):
     decoder, model = a_pair(tmp_path, ends=frozenset())
     job = a_job([5] * 56, (1,), temperature=0, max_tokens=8)
 
-    assert decoder.refusal(job) is None
+    assert decoder.limits.refusal(job) is None
     (result,) = decode(decoder, [job])
 
     expected = own_logprobs(model, job.prompt_ids, answers(result)[0].token_ids)

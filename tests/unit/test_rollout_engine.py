@@ -1,4 +1,4 @@
-"""The torch engine as callers meet it: many at once, weights swapped, failures that harm nobody else."""
+"""What is the torch engine's own; what it shares with vLLM is in tests/contract/test_engines.py."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.rollout_models import VOCABULARY, a_folder, a_job, a_model, answers, save_weights, until
-from workers.rollout.engine import BadWeights, EngineError, Refused
+from tests.rollout_models import VOCABULARY, a_folder, a_job, a_model, answers, save_weights
+from workers.rollout.engine import EngineError
 from workers.rollout.torch_engine import TorchEngine
 
 torch.set_num_threads(1)
@@ -57,54 +56,6 @@ async def test_a_cohort_decoded_again_has_the_same_bits(engine: TorchEngine, tmp
     assert bits[0] == bits[1] == bits[2]
 
 
-async def test_weights_are_swapped_without_aborting_anything(engine: TorchEngine, tmp_path: Path):
-    new = save_weights(a_model(seed=1), tmp_path / "w1")
-    jobs = [a_job([5], tuple(range(8)), max_tokens=60) for _ in range(3)]
-    working = asyncio.create_task(engine.generate(jobs))
-    await until(lambda: engine.sampled >= 8)
-
-    await engine.load(new, 1)
-
-    assert engine.version == 1
-    seen: set[int] = set()
-    for result in await working:
-        for answer in answers(result):
-            versions = [span.version for span in answer.spans]
-            assert versions in ([0], [1], [0, 1])
-            assert answer.spans[-1].end == len(answer.token_ids)
-            seen.update(versions)
-    assert seen == {0, 1}
-
-
-async def test_a_job_without_weights_is_an_error_not_an_answer(tmp_path: Path):
-    engine = an_engine(a_folder(tmp_path))
-
-    with pytest.raises(EngineError, match="no model weights"):
-        await engine.generate([a_job()])
-    await engine.close()
-
-
-async def test_a_job_that_can_never_be_answered_is_refused_beside_good_ones(engine: TorchEngine):
-    good, long = a_job([5], (1,)), a_job([5] * 60, (1,), max_tokens=8)
-
-    first, refused, last = await engine.generate([good, long, good])
-
-    assert isinstance(refused, Refused)
-    assert "60 tokens and max_tokens 8 exceed the model's 64 positions" in refused.reason
-    assert ids(first) == ids(last)
-
-
-async def test_a_call_that_is_cancelled_leaves_no_rows(engine: TorchEngine):
-    call = asyncio.create_task(engine.generate([a_job([5], (1, 2, 3), max_tokens=60)]))
-    await until(lambda: engine.rows == 3)
-
-    call.cancel()
-    (result,) = await engine.generate([a_job([6], (1,), max_tokens=4)])
-
-    assert len(answers(result)) == 1
-    assert engine.rows == 0
-
-
 async def test_an_engine_that_breaks_tells_every_caller_and_works_again(
     engine: TorchEngine, tmp_path: Path
 ):
@@ -119,66 +70,6 @@ async def test_an_engine_that_breaks_tells_every_caller_and_works_again(
     head.data = whole
     (result,) = await engine.generate([a_job([5], (1, 2))])
     assert len(answers(result)) == 2
-
-
-async def test_closing_ends_every_call_within_seconds(tmp_path: Path):
-    engine = an_engine(a_folder(tmp_path))
-    await engine.load(save_weights(a_model(), tmp_path / "w"), 0)
-    jobs = [a_job([5], tuple(range(8)), max_tokens=60) for _ in range(200)]
-    call = asyncio.create_task(engine.generate(jobs))
-    await asyncio.sleep(0.05)
-
-    async with asyncio.timeout(5):
-        await engine.close()
-        with pytest.raises(EngineError, match="closed"):
-            await call
-    with pytest.raises(EngineError, match="closed"):
-        await engine.generate([a_job()])
-    with pytest.raises(EngineError, match="closed"):
-        await engine.load(tmp_path / "w", 1)
-
-
-def _spoilt(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
-    name = "model.layers.1.mlp.up_proj.weight"
-    match how:
-        case "missing":
-            del tensors[name]
-        case "unknown":
-            tensors["extra"] = torch.zeros(1)
-        case "shape":
-            tensors[name] = tensors[name][:-1].contiguous()
-        case "not finite":
-            tensors[name][0, 0] = float("nan")
-    return tensors
-
-
-@pytest.mark.parametrize("how", ["missing", "unknown", "shape", "not finite", "cut off"])
-async def test_weights_that_do_not_fit_leave_the_old_ones_in_force(
-    engine: TorchEngine, tmp_path: Path, how: str
-):
-    (before,) = await engine.generate([a_job(temperature=0)])
-    bad = tmp_path / "bad"
-    save_file(_spoilt(load_file(save_weights(a_model(seed=1), tmp_path / "w1")), how), bad)
-    if how == "cut off":
-        bad.write_bytes(bad.read_bytes()[:-100])
-
-    with pytest.raises(BadWeights, match=str(bad)):
-        await engine.load(bad, 1)
-
-    assert engine.version == 0
-    (after,) = await engine.generate([a_job(temperature=0)])
-    assert ids(before) == ids(after)
-
-
-async def test_weights_stay_in_force_when_their_file_is_overwritten(
-    engine: TorchEngine, tmp_path: Path
-):
-    (before,) = await engine.generate([a_job(temperature=0)])
-
-    (tmp_path / "w0").write_bytes(b"\0" * (tmp_path / "w0").stat().st_size)
-
-    (after,) = await engine.generate([a_job(temperature=0)])
-    assert ids(before) == ids(after)
 
 
 async def test_bfloat16_answers_stay_near_those_of_float32(tmp_path: Path):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.rollout_models import a_folder, a_model, save_weights
+from tests.rollout_models import SPOILT, a_folder, a_model, save_weights, spoil
 from workers.rollout.engine import BadWeights
 from workers.rollout.vllm_folder import Folders
 
@@ -36,22 +36,10 @@ def test_tied_embeddings_are_stored_under_the_name_that_vllm_reads(tmp_path: Pat
     assert "lm_head.weight" not in names
 
 
-@pytest.mark.parametrize("how", ["missing", "unknown", "shape", "not finite", "cut off"])
+@pytest.mark.parametrize("how", SPOILT)
 def test_weights_that_do_not_fit_make_no_folder(tmp_path: Path, how: str):
-    tensors = load_file(save_weights(a_model(), tmp_path / "w"))
-    name, bad = "model.norm.weight", tmp_path / "bad"
-    match how:
-        case "missing":
-            del tensors[name]
-        case "unknown":
-            tensors["extra"] = torch.zeros(1)
-        case "shape":
-            tensors[name] = tensors[name][:-1].contiguous()
-        case "not finite":
-            tensors[name][0] = float("inf")
-    save_file(tensors, bad)
-    if how == "cut off":
-        bad.write_bytes(bad.read_bytes()[:-100])
+    bad = tmp_path / "bad"
+    spoil(save_weights(a_model(), tmp_path / "w"), bad, how)
 
     with pytest.raises(BadWeights, match=str(bad)):
         Folders(a_folder(tmp_path / "m"), tmp_path / "home").make(bad, 1)

@@ -8,7 +8,8 @@ import pytest
 from broker.messages import Sampling, VersionSpan
 from tests.rollout_models import a_job
 from workers.rollout.engine import EngineError, Job
-from workers.rollout.vllm_jobs import Limits, Row, parameters, prompt, refusal
+from workers.rollout.limits import Limits
+from workers.rollout.vllm_jobs import Row, parameters, prompt, refusal
 
 LIMITS = Limits(vocabulary=40, positions=64)
 

@@ -19,6 +19,7 @@ from workers.rollout.attention import Decode, Prefill
 from workers.rollout.batch import Batch, NewRow
 from workers.rollout.engine import Answer, Job, Refused, Result
 from workers.rollout.kv_cache import KvCache
+from workers.rollout.limits import Limits
 from workers.rollout.model import cache_shape
 from workers.rollout.signals import Recorder
 
@@ -51,10 +52,10 @@ class Decoder:
         self.sampled = 0
         """Tokens since the start."""
         self._max_rows = max_rows
-        self._device, self._vocabulary = model.device, int(model.config.vocab_size)
+        self._device, self.limits = model.device, Limits.of(model.config)
         self._cache = KvCache(cache_shape(model.config), device=model.device, dtype=model.dtype)
-        ends = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-        ends[[token for token in end_tokens if token < self._vocabulary]] = True
+        ends = torch.zeros(self.limits.vocabulary, dtype=torch.bool, device=self._device)
+        ends[[token for token in end_tokens if token < self.limits.vocabulary]] = True
         self._batch = Batch(self._cache, ends, device=self._device)
         self._recorder = Recorder(signals, device=self._device) if signals else None
         self._waiting: deque[Ticket] = deque()
@@ -71,27 +72,6 @@ class Decoder:
     @property
     def rows(self) -> int:
         return self._batch.count
-
-    def refusal(self, job: Job) -> str | None:
-        """Why this engine can never answer the job; None when it can."""
-        sampling, length = job.sampling, len(job.prompt_ids)
-        neutral = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
-        if neutral != (1.0, 0, 0.0, 1.0):
-            return (
-                f"top_p, top_k, min_p, repetition_penalty are {neutral}; this engine samples from the "
-                "whole distribution: expected 1, 0, 0, 1"
-            )
-        if length == 0:
-            return "prompt of 0 tokens; expected at least 1"
-        if job.prompt_ids.min() < 0 or job.prompt_ids.max() >= self._vocabulary:
-            return f"prompt ids lie outside the model's vocabulary 0..{self._vocabulary - 1}"
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and length + sampling.max_tokens > limit:
-            return (
-                f"prompt of {length} tokens and max_tokens {sampling.max_tokens} exceed the model's "
-                f"{limit} positions"
-            )
-        return None
 
     def submit(self, ticket: Ticket) -> None:
         self._waiting.append(ticket)

@@ -64,7 +64,7 @@ class TorchEngine:
         self._check_open()
         tickets = [Ticket(job) for job in jobs]
         for ticket in tickets:
-            if reason := self._decoder.refusal(ticket.job):
+            if reason := self._decoder.limits.refusal(ticket.job):
                 ticket.future.set_result(Refused(reason))
         open_tickets = [ticket for ticket in tickets if not ticket.future.done()]
         self._commands.put(lambda: self._submit(open_tickets))

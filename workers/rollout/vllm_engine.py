@@ -22,10 +22,11 @@ from workers.rollout import vllm_reaper
 from workers.rollout.concurrency import Room, RowLimit
 from workers.rollout.engine import Answer, EngineError, Job, Refused, Result
 from workers.rollout.forward import Forward
+from workers.rollout.limits import Limits
 from workers.rollout.model import end_tokens
 from workers.rollout.settings import VllmSettings
 from workers.rollout.vllm_folder import Folders
-from workers.rollout.vllm_jobs import Limits, refusal
+from workers.rollout.vllm_jobs import refusal
 from workers.rollout.vllm_live import Live
 from workers.rollout.vllm_start import Start, refuse_without_vllm, start
 
@@ -49,7 +50,7 @@ class VllmEngine:
         torch forward over each answer in this process.
         """
         refuse_without_vllm()
-        self._limits = _limits(model_dir)
+        self._limits = Limits.of(AutoConfig.from_pretrained(model_dir, local_files_only=True))
         self._ends = end_tokens(model_dir)
         self._home = Path(tempfile.mkdtemp(prefix="sluice-vllm-"))
         self._folders = Folders(model_dir, self._home)
@@ -211,11 +212,6 @@ def _reaper() -> "subprocess.Popen[bytes]":
     """Knows of the engine's processes from their first moment, and outlives this one."""
     command = [sys.executable, "-I", vllm_reaper.__file__, str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-
-def _limits(model_dir: Path) -> Limits:
-    config: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-    return Limits(vocabulary=config.vocab_size, positions=config.max_position_embeddings)
 
 
 async def _all(coroutines: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from broker.messages import VersionSpan
 from workers.rollout.engine import Answer, EngineError, Job
+from workers.rollout.limits import Limits
 
 LEAST_TEMPERATURE = 0.01
 """vLLM silently lifts a lower one to this."""
@@ -19,36 +20,13 @@ CHUNK_TOKENS = 16
 """Tokens that vLLM hands over at once; the first and the last come without waiting for more."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the model can take."""
-
-    vocabulary: int
-    positions: int
-    """Prompt and answer together."""
-
-
 def refusal(job: Job, limits: Limits) -> str | None:
     """Why vLLM can never answer the job as it should; None when it can."""
-    sampling, length = job.sampling, len(job.prompt_ids)
-    neutral = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
-    if neutral != (1.0, 0, 0.0, 1.0):
+    if 0 < job.sampling.temperature < LEAST_TEMPERATURE:
         return (
-            f"top_p, top_k, min_p, repetition_penalty are {neutral}; this engine samples from the "
-            "whole distribution: expected 1, 0, 0, 1"
+            f"temperature {job.sampling.temperature}; vLLM needs 0 or at least {LEAST_TEMPERATURE}"
         )
-    if 0 < sampling.temperature < LEAST_TEMPERATURE:
-        return f"temperature {sampling.temperature}; vLLM needs 0 or at least {LEAST_TEMPERATURE}"
-    if length == 0:
-        return "prompt of 0 tokens; expected at least 1"
-    if job.prompt_ids.min() < 0 or job.prompt_ids.max() >= limits.vocabulary:
-        return f"prompt ids lie outside the model's vocabulary 0..{limits.vocabulary - 1}"
-    if length + sampling.max_tokens > limits.positions:
-        return (
-            f"prompt of {length} tokens and max_tokens {sampling.max_tokens} exceed the model's "
-            f"{limits.positions} positions"
-        )
-    return None
+    return limits.refusal(job)
 
 
 def prompt(job: Job, version: int) -> dict[str, Any]:

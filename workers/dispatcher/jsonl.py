@@ -10,13 +10,12 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from broker.errors import BadConfiguration
 from broker.messages import ChatTurn
-from broker.settings import Settings
 from workers.dispatcher.gsm8k import parse_answer
 from workers.dispatcher.items import Item, ItemSet, Prompt
-from workers.dispatcher.settings import SourceSettings
+from workers.dispatcher.settings import SourceOptions, SourceSettings
 
 
-class RowOptions(Settings):
+class RowOptions(SourceOptions):
     """`source.options` of a JSONL source."""
 
     dataset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
@@ -26,19 +25,6 @@ class RowOptions(Settings):
     min_solution_steps: Annotated[int, Field(ge=0)] = 0
     max_solution_steps: Annotated[int, Field(ge=0)] | None = None
     """Rows whose solution has fewer or more steps (non-empty lines) are passed over."""
-    passes: Annotated[int, Field(ge=1)] | None = None
-    """The source is exhausted after this many passes; None: never."""
-
-    @classmethod
-    def of(cls, settings: SourceSettings) -> "RowOptions":
-        try:
-            return cls.model_validate(settings.options)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise BadConfiguration(
-                f"source.{settings.domain}.options.{where}: {first['msg']} (got {first['input']!r:.80})"
-            ) from error
 
     def takes(self, steps: int | None) -> bool:
         if self.max_solution_steps is None and self.min_solution_steps == 0:

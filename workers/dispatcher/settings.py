@@ -1,10 +1,11 @@
 """Settings of sampling and evaluation: `[[source]]`, `[prompt]`, `[sampling]`, `[evaluation]`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from broker.errors import BadConfiguration
 from broker.messages import Json, Token
 from broker.settings import Settings
 
@@ -44,6 +45,25 @@ class SourceSettings(Settings):
         return self
 
 
+class SourceOptions(Settings):
+    """`source.options` of rows, whatever their format."""
+
+    passes: Annotated[int, Field(ge=1)] | None = None
+    """The source is exhausted after this many passes; None: never."""
+
+    @classmethod
+    def of(cls, source: SourceSettings) -> Self:
+        """Raises BadConfiguration naming source, option and value."""
+        try:
+            return cls.model_validate(source.options)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadConfiguration(
+                f"source.{source.domain}.options.{where}: {first['msg']} (got {first['input']!r:.80})"
+            ) from error
+
+
 class PromptSettings(Settings):
     """`[prompt]`: how a sample becomes text."""
 
@@ -70,3 +90,8 @@ class EvaluationSettings(Settings):
     """None: as in training."""
     wait_s: Annotated[float, Field(gt=0)] = 600.0
     """A benchmark not finished by then is recorded with what is missing and without a score."""
+
+
+def longest_answer(sampling: SamplingSettings, evaluation: EvaluationSettings) -> int:
+    """Tokens that any answer of the run may have."""
+    return max(sampling.max_tokens, evaluation.max_tokens or 0)

@@ -1,27 +1,21 @@
 """Samples from a dataset that `sluice data import` made, or from any Parquet file with verl's columns."""
 
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, ValidationError
 
 from broker.errors import BadConfiguration
 from broker.messages import ChatTurn
-from broker.settings import Settings
 from store.datasets import layout, stored
 from store.datasets.rows import Prompt as StoredPrompt
 from store.datasets.rows import Row
 from workers.dispatcher.items import Item, ItemSet, Prompt
-from workers.dispatcher.settings import SourceSettings
+from workers.dispatcher.settings import SourceOptions, SourceSettings
 
 
-class StoredOptions(Settings):
+class StoredOptions(SourceOptions):
     """`source.options` of a dataset."""
 
     row_domain: str | None = None
     """Only rows of this domain of the dataset's own; None: all."""
-    passes: Annotated[int, Field(ge=1)] | None = None
-    """The source is exhausted after this many passes; None: never."""
 
 
 def is_stored(path: Path) -> bool:
@@ -30,7 +24,7 @@ def is_stored(path: Path) -> bool:
 
 def load(path: Path, settings: SourceSettings, *, max_rows: int | None) -> ItemSet:
     """The rows that the options take, at most `max_rows`. Raises BadConfiguration."""
-    options = _options(settings)
+    options = StoredOptions.of(settings)
     manifest = None
     if path.is_dir():
         folder = layout.find(path)
@@ -47,17 +41,6 @@ def load(path: Path, settings: SourceSettings, *, max_rows: int | None) -> ItemS
     if manifest is None:
         return ItemSet(path.stem, stored.digest_of(path)[:12], tuple(items))
     return ItemSet(manifest.dataset, manifest.version, tuple(items))
-
-
-def _options(settings: SourceSettings) -> StoredOptions:
-    try:
-        return StoredOptions.model_validate(settings.options)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadConfiguration(
-            f"source.{settings.domain}.options.{where}: {first['msg']} (got {first['input']!r:.80})"
-        ) from error
 
 
 def _item(row: Row) -> Item:

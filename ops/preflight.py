@@ -1,19 +1,14 @@
 """What only a look into data and methods can tell: refused before anything is written or started."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Sample
 from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
-
-if TYPE_CHECKING:
-    from workers.dispatcher.rendering import Renderer
 
 TARGETS_TRIED = 20
 """Of each source: a verifier that cannot read these can read none, and no answer would be graded."""
@@ -23,6 +18,7 @@ def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever a role would refuse when they start."""
     from workers.dispatcher import sources
     from workers.dispatcher.rendering import Renderer
+    from workers.dispatcher.settings import longest_answer
     from workers.dispatcher.warmup import solutions
     from workers.policies import shadows
     from workers.policies.program import Program
@@ -38,31 +34,16 @@ def refuse_unusable(configuration: Configuration) -> None:
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
-        renderer = Renderer(folder, c.prompt)
+        longest = longest_answer(c.sampling, c.evaluation)
+        renderer = Renderer(folder, c.prompt, answer_tokens=longest)
         for source in sources.load(c.source, renderer, seed=c.run.seed):
             if c.warmup.steps and source.settings.warmup_share != 0:
                 next(solutions([source], renderer, max_tokens=c.sampling.max_tokens))
             some = range(min(TARGETS_TRIED, len(source.train.items)))
             samples = [source.sample(position)[0] for position in some]
             refuse_unreadable_targets(samples)
-            refuse_beyond_positions(c, folder, samples, renderer)
             worked = [source.item(position)[0].solution for position in some]
             refuse_unpaid_gold(source.domain, list(zip(samples, worked, strict=True)))
-
-
-def refuse_beyond_positions(
-    configuration: Configuration, folder: Path, samples: Sequence[Sample], renderer: "Renderer"
-) -> None:
-    """Every group of such a prompt would fail at the engine."""
-    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    positions, answer = told.get("max_position_embeddings"), configuration.sampling.max_tokens
-    for sample in samples if positions else ():
-        tokens = len(renderer.render(sample.prompt).ids)
-        if tokens + answer > positions:
-            raise BadConfiguration(
-                f"source.{sample.domain}: {sample.key} has {tokens} prompt tokens; with "
-                f"sampling.max_tokens = {answer} that exceeds the model's {positions} positions"
-            )
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:

@@ -221,10 +221,12 @@ def warmup_examples(configuration: Configuration, tokenizer_dir: Path) -> Iterat
     from learner.warmup import WarmupExample
     from workers.dispatcher import sources as task_sources
     from workers.dispatcher.rendering import Renderer
+    from workers.dispatcher.settings import longest_answer
     from workers.dispatcher.warmup import solutions
 
     c = configuration
-    renderer = Renderer(tokenizer_dir, c.prompt)
+    longest = longest_answer(c.sampling, c.evaluation)
+    renderer = Renderer(tokenizer_dir, c.prompt, answer_tokens=longest)
     sources = task_sources.load(c.source, renderer, seed=c.run.seed)
     drawn = solutions(sources, renderer, max_tokens=c.sampling.max_tokens)
     for prompt, answer in itertools.islice(drawn, c.warmup.steps * c.warmup.batch_size):

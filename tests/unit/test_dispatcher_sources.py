@@ -362,6 +362,23 @@ def test_long_prompts_are_refused_with_count_and_key(rows: Rows, renderer: Rende
     assert [item.prompt for item in source.train.items] == ["1"]
 
 
+def test_a_prompt_that_leaves_the_model_no_room_for_an_answer_is_refused(
+    rows: Rows, tmp_path: Path
+):
+    folder = a_tokenizer_folder(tmp_path / "model", CHARACTERS + "t")
+    positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    path = rows({"prompt": "1" * 10, "target": "t"}, {"prompt": "2" * 11, "target": "t"})
+    changes = {"path": path, "skip_bad": True}
+
+    fits = Renderer(folder, PromptSettings(max_tokens=30), answer_tokens=positions - 11)
+    tight = Renderer(folder, PromptSettings(max_tokens=30), answer_tokens=positions - 10)
+
+    assert len(a_source(fits, **changes).train.items) == 2
+    assert [item.prompt for item in a_source(tight, **changes).train.items] == ["1" * 10]
+    with pytest.raises(BadConfiguration, match=f"1 of 2 .* the model's {positions} positions"):
+        a_source(tight, path=path)
+
+
 def test_a_prompt_outside_the_tokenizers_alphabet_is_refused(rows: Rows, renderer: Renderer):
     path = rows({"prompt": "1+1=", "target": "t"}, {"prompt": "ß", "target": "t"})
 

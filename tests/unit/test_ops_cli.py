@@ -271,7 +271,7 @@ def test_a_malformed_row_is_named_by_line_and_reason(
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("sampling.max_tokens=500", "exceeds the model's"),
+        ("sampling.max_tokens=500", "longer than the model's"),
         ("source.0.solution_field='worked'", "for the warm-up"),
     ],
 )

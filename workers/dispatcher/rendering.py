@@ -3,6 +3,7 @@
 Needs neither torch nor transformers; equals transformers' `apply_chat_template` token by token.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,17 @@ class Rendered:
 
 
 class Renderer:
-    """The tokenizer of a model folder with the run's system prompt and instruction."""
+    """The tokenizer of a model folder with the run's system prompt and instruction.
 
-    def __init__(self, model_dir: Path, settings: PromptSettings) -> None:
+    answer_tokens: what the model's positions must have room for after a prompt.
+    """
+
+    def __init__(
+        self, model_dir: Path, settings: PromptSettings, *, answer_tokens: int = 0
+    ) -> None:
         self.settings = settings
+        self.limit, self.limit_text = _limit(model_dir, settings.max_tokens, answer_tokens)
+        """Tokens of the longest prompt that may be asked, and why so many."""
         self._tokenizer = _tokenizer(model_dir)
         self._template = chat_template.find(model_dir) if settings.chat_template else None
         if settings.chat_template and self._template is None:
@@ -100,3 +108,15 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _limit(model_dir: Path, stated: int, answer_tokens: int) -> tuple[int, str]:
+    path = model_dir / "config.json"
+    told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    positions = told.get("max_position_embeddings")
+    if positions is None or positions - answer_tokens >= stated:
+        return stated, f"prompt.max_tokens = {stated}"
+    return (
+        positions - answer_tokens,
+        f"the model's {positions} positions leave beside an answer of {answer_tokens}",
+    )

@@ -124,19 +124,18 @@ def _passes(settings: SourceSettings) -> int | None:
 
 
 def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
-    """The items whose prompts have at most `prompt.max_tokens` tokens; others are refused."""
-    limit = renderer.settings.max_tokens
+    """The items whose prompts are not too long for the model or `prompt.max_tokens`; others are refused."""
     try:
         rendered = renderer.render_all([item.prompt for item in items.items])
     except ValueError as error:
         raise BadConfiguration(f"source.{settings.domain}: {items.dataset}: {error}") from error
-    long = {place: len(r.ids) for place, r in enumerate(rendered) if len(r.ids) > limit}
+    long = {place: len(r.ids) for place, r in enumerate(rendered) if len(r.ids) > renderer.limit}
     if not long:
         return items
     place, tokens = next(iter(long.items()))
     reason = (
         f"source.{settings.domain}: {len(long)} of {len(items.items)} prompts are longer than "
-        f"prompt.max_tokens = {limit}; the first is {items.key(items.items[place])} with {tokens}"
+        f"{renderer.limit_text}; the first is {items.key(items.items[place])} with {tokens}"
     )
     return _without(settings, items, set(long), reason)
 

@@ -37,6 +37,7 @@ from workers.dispatcher.settings import (
     PromptSettings,
     SamplingSettings,
     SourceSettings,
+    longest_answer,
 )
 from workers.dispatcher.sources import Source
 from workers.dispatcher.sources import load as load_sources
@@ -100,7 +101,8 @@ class Work:
 
     def builder(self, writer: str) -> RequestBuilder:
         """Loads and checks everything that requests are made of; takes seconds."""
-        renderer = Renderer(self.tokenizer_dir, self.prompt)
+        longest = longest_answer(self.sampling, self.evaluation)
+        renderer = Renderer(self.tokenizer_dir, self.prompt, answer_tokens=longest)
         loaded = load_sources(self.sources, renderer, seed=self.run.seed)
         for source in loaded:
             _log_skipped(source)

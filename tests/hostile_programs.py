@@ -124,9 +124,9 @@ PROGRAMS: dict[str, list[str]] = {
     ],
     "filling the disk": [
         _tries(
-            "with open('/work/x', 'wb') as file:\n    for _ in range(64): file.write(b'x' * (1 << 20))"
+            "with open('/scratch/x', 'wb') as file:\n    for _ in range(64): file.write(b'x' * (1 << 20))"
         ),
-        _tries("for n in range(100000): open(f'/work/{n}', 'w').close()"),
+        _tries("for n in range(100000): open(f'/scratch/{n}', 'w').close()"),
         _tries(
             "for n in range(40):\n    with open(f'/tmp/{n}', 'wb') as file: file.write(b'x' * (1 << 20))"
         ),
@@ -163,7 +163,7 @@ PROGRAMS: dict[str, list[str]] = {
         _tries("import os\nos.chroot('/')"),
         _calls("272", "0x10000000"),
         _calls("101", "0", "1", "0", "0"),
-        _calls("165", "b'x'", "b'/work'", "b'tmpfs'", "0", "0"),
+        _calls("165", "b'x'", "b'/scratch'", "b'tmpfs'", "0", "0"),
     ],
 }
 """System-call numbers are those of x86_64."""

@@ -1,6 +1,6 @@
 """The bubblewrap command line: what a sandboxed program sees of the machine, which is next to nothing.
 
-The standard library and the C libraries, read-only; /dev/null and /dev/urandom; /work, empty, of limited
+The standard library and the C libraries, read-only; /dev/null and /dev/urandom; /scratch, empty, of limited
 size. No /proc, no site-packages, no environment, no network, a name and process numbers of its own.
 """
 
@@ -20,7 +20,7 @@ from workers.verifiers.sandbox.limits import Limits
 INSTALL = (
     "pip install --constraint ops/constraints.txt '.[verifiers]'  (or: apt install bubblewrap)"
 )
-WORK = "/work"
+WORK = "/scratch"
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _ENVIRONMENT = {
     "HOME": WORK,

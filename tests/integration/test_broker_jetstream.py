@@ -175,11 +175,13 @@ async def test_a_cursor_reads_messages_of_the_largest_size(bus: JetStreamBus):
         await bus.publish(a_request_packed_as(bus, size))
 
     cursor = await bus.cursor(Log.REQUESTS, 0)
-    found = 0
+    found: list[int] = []
     async with asyncio.timeout(30):
-        while found < 8:
-            found += len(await cursor.read(100, 1.0))
+        while len(found) < 8:
+            found += [stored.sequence for stored in await cursor.read(100, 1.0)]
     await cursor.close()
+
+    assert found == list(range(1, 9))
 
 
 async def test_a_cursor_that_is_not_read_holds_a_bounded_amount(bus: JetStreamBus):

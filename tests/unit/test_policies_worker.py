@@ -304,6 +304,8 @@ async def test_it_returns_when_the_run_has_ended():
     async with asyncio.timeout(5):
         await work(bus)
 
+    assert await annotated(bus) == []
+
 
 async def test_a_resumed_run_goes_on_without_the_groups_of_its_end():
     bus = a_bus()

@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,19 +38,22 @@ class Death:
 
 @dataclass
 class CrashLoop:
-    """Decides when dying again is hopeless: so many deaths in a minute, and nothing moved meanwhile."""
+    """Decides when dying again is hopeless: so many deaths in a minute, and nothing moved meanwhile.
+
+    A refusal counts however long ago it was: on a slow machine a start alone takes a minute.
+    """
 
     window_s: float = SETTLED_S
     limits: Mapping[int, int] = field(default_factory=lambda: {2: 2})
     """Exit code -> deaths; a refused configuration seldom mends itself."""
     limit: int = 5
-    deaths: deque[Death] = field(default_factory=deque)
+    deaths: list[Death] = field(default_factory=list[Death])
 
     def record(self, death: Death) -> bool:
         """Whether this death closes a crash loop."""
         self.deaths.append(death)
-        while self.deaths[0].at_s < death.at_s - self.window_s:
-            self.deaths.popleft()
+        since = death.at_s - self.window_s
+        self.deaths = [d for d in self.deaths if d.at_s >= since or d.code in self.limits]
         still = [d for d in self.deaths if d.progress == death.progress]
         return len(still) >= self.limits.get(death.code, self.limit)
 
@@ -126,7 +128,7 @@ class Child:
             log.warning("role_ended", role=self.job.name, code=code, starts=self.starts)
             if loop.record(Death(clock(), code, progress())):
                 raise RoleFailed(
-                    f"{self.job.name} ended {len(loop.deaths)} times within {SETTLED_S:.0f} s, the last "
+                    f"{self.job.name} ended {len(loop.deaths)} times without progress between, the last "
                     f"time with {describe(code)}; the end of {self.job.log}:\n{tail(self.job.log)}"
                 )
             await asyncio.sleep(loop.pause_s())

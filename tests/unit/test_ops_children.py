@@ -46,6 +46,18 @@ def test_a_refused_configuration_is_tried_twice():
     assert [loop.record(Death(second, 2, progress=0)) for second in range(2)] == [False, True]
 
 
+def test_a_refusal_counts_however_slow_the_starts_are():
+    loop = CrashLoop()
+
+    assert [loop.record(Death(at, 2, progress=0)) for at in (100, 250)] == [False, True]
+
+
+def test_a_refusal_that_the_run_got_over_counts_no_more():
+    loop = CrashLoop()
+
+    assert not any(loop.record(Death(200 * n, 2, progress=n)) for n in range(20))
+
+
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20))
 def test_pauses_grow_and_are_bounded(gaps: list[float]):
     loop, now, pauses = CrashLoop(), 0.0, []

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from broker.bus import Bus, Stored
+from broker.bus import Bus
 from broker.telemetry import Health
 from broker.topology import Log
 from store.projection import Projection
@@ -16,12 +16,8 @@ async def ledger(bus: Bus, url: str, *, settings: StoreSettings, health: Health)
     projection = Projection(url, health=health, stop=asyncio.Event())
     try:
         await projection.open(settings.connect_wait_s)
-        record = Recording(bus, projection, _leave)
+        record = Recording(bus, projection, bus.dead_letter)
         await record.load()
         return await read_log(bus, Log.LEDGER, record, settings.batch_rows)
     finally:
         projection.close()
-
-
-async def _leave(stored: Stored, reason: str) -> None:
-    """The message stays where it is, for the recorder of a resumed run to judge."""

@@ -61,7 +61,7 @@ async def rebuild(bus: Bus, url: str, *, settings: StoreSettings, health: Health
 
 
 async def _leave(stored: Stored, reason: str) -> None:
-    """The message stays where it is: DEAD has had its copy since it was first read."""
+    """The message stays where it is: a rebuild writes to no log."""
 
 
 async def read_log(bus: Bus, log: Log, record: Recording, rows: int) -> int:

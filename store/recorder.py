@@ -123,8 +123,8 @@ class Recorder:
 
     async def _tell_gaps(self) -> None:
         """What this store will never hold: its database is younger than the run, or lost something."""
-        gaps, self._record.gaps = self._record.gaps, []
-        for gap in gaps:
+        while self._record.gaps:
+            gap = self._record.gaps[0]
             await self._bus.publish(
                 Incident(
                     writer_id=self._writer_id,
@@ -134,6 +134,7 @@ class Recorder:
                     detail=f"{gap} purged before recorded",
                 )
             )
+            self._record.gaps.pop(0)
 
     async def _finished(self) -> bool:
         """Closes what can be closed; true when the run's newest end is closed and none follows."""

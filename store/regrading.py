@@ -11,10 +11,9 @@ from store.database import reading
 BATCH_GROUPS = 200
 
 GROUPS = """
-    SELECT g.group_id, g.sample_key, s.target, s.labeled, s.verifier, s.options
+    SELECT g.group_id, s.target, s.labeled, s.verifier, s.options
     FROM prompt_group AS g JOIN sample AS s USING (sample_key)
     WHERE g.run_id = %(run)s AND g.group_id > %(after)s
-        AND g.purpose = ANY(%(purposes)s)
         AND EXISTS (SELECT FROM verdict AS v
             WHERE v.run_id = g.run_id AND v.group_id = g.group_id AND v.event_id = 0)
     ORDER BY g.group_id LIMIT %(limit)s
@@ -53,25 +52,22 @@ class Group:
     """A group's sample and answers."""
 
     group_id: str
-    sample_key: str
     target: str | None
     verifier: dict[str, Any]
     options: dict[str, Any]
     answers: list[Answer] = field(default_factory=list)
 
 
-def groups(
-    url: str, run_id: str, *, purposes: tuple[str, ...] = ("train", "eval", "probe")
-) -> Iterator[Group]:
+def groups(url: str, run_id: str) -> Iterator[Group]:
     """Every verified group of a run, in the order of their ids; a bounded number in memory."""
     after = ""
-    while batch := _batch(url, run_id, after, purposes):
+    while batch := _batch(url, run_id, after):
         yield from batch
         after = batch[-1].group_id
 
 
-def _batch(url: str, run_id: str, after: str, purposes: tuple[str, ...]) -> list[Group]:
-    asked = {"run": run_id, "after": after, "purposes": list(purposes), "limit": BATCH_GROUPS}
+def _batch(url: str, run_id: str, after: str) -> list[Group]:
+    asked = {"run": run_id, "after": after, "limit": BATCH_GROUPS}
     with reading(url) as connection, connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(GROUPS.encode(), asked).fetchall()
         found = {row["group_id"]: _group(row) for row in rows}
@@ -85,7 +81,7 @@ def _batch(url: str, run_id: str, after: str, purposes: tuple[str, ...]) -> list
 
 def _group(row: dict[str, Any]) -> Group:
     target = row["target"] if row["labeled"] else None
-    return Group(row["group_id"], row["sample_key"], target, row["verifier"], row["options"] or {})
+    return Group(row["group_id"], target, row["verifier"], row["options"] or {})
 
 
 def ended(url: str, run_id: str) -> bool:

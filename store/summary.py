@@ -51,9 +51,8 @@ EXAMPLES = """
     LEFT JOIN rendered_prompt AS p ON p.prompt_sha256 = g.prompt_sha256
     LEFT JOIN sample AS s ON s.sample_key = g.sample_key
     JOIN (
-        SELECT domain, min(step) AS first, max(step) AS last
-        FROM batch_member JOIN prompt_group USING (run_id, group_id)
-        WHERE run_id = %(run)s GROUP BY domain
+        SELECT domain, min(trained_step) AS first, max(trained_step) AS last
+        FROM prompt_group WHERE run_id = %(run)s AND state = 'trained' GROUP BY domain
     ) AS d ON d.domain = g.domain AND m.step IN (d.first, d.last)
     WHERE m.run_id = %(run)s
     ORDER BY m.step, g.domain, v.score = 1, m.position, x.generation_index

@@ -199,8 +199,7 @@ class JetCursor:
         if last < self._received:
             raise LogLost(
                 f"{self._stream} ends at {last}, and was read to {self._received}: the broker has lost "
-                "messages; processes go on from the logs when they are started again, the store when it "
-                "was made anew by `sluice db rebuild` in an empty database"
+                "messages; ops/adr/0008-loss-of-a-host.md says who can go on from what is left, and how"
             )
 
     async def _ask_message(self, question: Mapping[str, object]) -> bool:

@@ -43,9 +43,9 @@ class JetStreamBus:
         """Make the run's streams and durable readers, or compare those that exist."""
         await streams.ensure_logs(self._wire, self.run, settings, readers)
 
-    async def delete_run(self) -> None:
-        """Delete the run's streams, objects included."""
-        await streams.delete_run(self._wire, self.run)
+    async def delete_run(self) -> int:
+        """Delete the run's streams, objects included; of how many that was."""
+        return await streams.delete_run(self._wire, self.run)
 
     async def publish(
         self, event: Event, *, expect_subject: int | None = None, expect_log: int | None = None

@@ -193,7 +193,7 @@ class Lease:
         self._may_begin_again -= 1
         await asyncio.sleep(self._timing.renew_s)
         value, self._revision = await self._bus.read_lease(self._role)
-        self._lost = value != self._me.encode()
+        self._lost = value not in (self._me.encode(), None)
         return not self._lost
 
     async def release(self) -> None:

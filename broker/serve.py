@@ -144,7 +144,7 @@ class Stage:
         await self._bury(delivery, reason, ends)
 
     async def _bury(self, delivery: Delivery, reason: str, ends: Sequence[Event]) -> None:
-        """Both records are stored once however often this is repeated; then the message is done."""
+        """Each record is stored once however often this is repeated; then the message is done."""
         log.error("gave_up", role=self._reader.name, subject=delivery.stored.subject, reason=reason)
         await self._bus.dead_letter(delivery.stored, reason)
         await self._publish(ends)

@@ -158,11 +158,14 @@ async def ensure_logs(
         await _make_reader(wire, run, reader)
 
 
-async def delete_run(wire: Wire, run: str) -> None:
-    """Delete everything the broker holds of a run."""
+async def delete_run(wire: Wire, run: str) -> int:
+    """Delete everything the broker holds of a run; of how many streams that was."""
     logs = (stream_name(run, log) for log in Log)
-    for name in (*logs, object_stream(run), leases_stream(run)):
-        await api_or_none(wire, f"STREAM.DELETE.{name}", None, NOT_FOUND_STREAM)
+    names = (*logs, object_stream(run), leases_stream(run))
+    answers = [
+        await api_or_none(wire, f"STREAM.DELETE.{name}", None, NOT_FOUND_STREAM) for name in names
+    ]
+    return sum(answer is not None for answer in answers)
 
 
 async def list_runs(wire: Wire) -> list[str]:

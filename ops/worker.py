@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from itertools import chain, repeat
 from types import FrameType
 from typing import Protocol
 
@@ -160,10 +162,11 @@ async def _work(
 
 async def _take_part(name: str, start: roles.Start, post: roles.Post) -> None:
     """A role that has one writer waits for its lease first; a second process of it is a standby."""
-    if name in roles.SINGLE_WRITERS:
-        await hold(post.bus, name, lambda: start(post), health=post.health, stop=post.stop)
-    else:
-        await start(post)
+    if name not in roles.SINGLE_WRITERS:
+        return await start(post)
+    # Only the first life may begin an ended run anew: begun again, it may have been ended by a twin.
+    lives = chain([post], repeat(replace(post, resume=False)))
+    await hold(post.bus, name, lambda: start(next(lives)), health=post.health, stop=post.stop)
 
 
 def _address(health: Health) -> dict[str, object]:

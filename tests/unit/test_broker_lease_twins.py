@@ -83,3 +83,19 @@ async def test_a_replacement_that_was_refused_leaves_when_its_lease_is_gone_too(
 
     assert begun == [1]
     assert (await bus.read_lease("learner"))[0] == ELSEWHERE.encode()
+
+
+async def test_a_lease_that_the_broker_forgot_is_lost_to_nobody():
+    bus = a_bus()
+    await bus.write_lease("learner", ELSEWHERE.encode(), expect=0)
+    begun: list[int] = []
+
+    async def refused_once() -> None:
+        begun.append(1)
+        if len(begun) == 1:
+            bus._state.leases.clear()
+            raise Replaced("the last message is another's")
+
+    await asyncio.wait_for(held(bus, refused_once), LIMIT_S)
+
+    assert len(begun) == 2

@@ -39,14 +39,12 @@ def calibrate(asked: argparse.Namespace) -> int:
 async def _calibrate(c: "Configuration", *, json_wanted: bool) -> int:
     from ops import roles
     from ops.paths import RunPaths
-    from workers.dispatcher import sources
-    from workers.dispatcher.rendering import Renderer
     from workers.verifiers import calibrate
     from workers.verifiers.pool import Pool
 
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
-        loaded = sources.load(c.source, Renderer(folder, c.prompt), seed=c.run.seed)
+        _, loaded = roles.load_sources(c, folder)
     limits = c.verifier
     async with Pool(size=2, deadline_s=limits.deadline_s, memory_bytes=limits.memory_bytes) as pool:
         found = [

@@ -149,7 +149,9 @@ def nats_settings() -> "NatsSettings":
     try:
         return NatsSettings.model_validate(tree["nats"])
     except ValidationError as error:
-        raise BadConfiguration(f"SLUICE_NATS__...: {error}") from error
+        problems = error.errors(include_url=False, include_input=False)
+        said = "; ".join(f"nats.{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
+        raise BadConfiguration(f"SLUICE_NATS__...: {said}") from error
 
 
 def _named(paths: "RunPaths | None", table: str) -> str | None:

@@ -4,12 +4,15 @@ import argparse
 import asyncio
 import json
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ops.commands.common import add, add_run, add_runs, bus_of, find, runs_folder, wait_for
 
 if TYPE_CHECKING:
+    from broker.jetbus import JetStreamBus
     from ops.paths import RunPaths
     from ops.progress import Pulse
     from ops.view import RunView
@@ -88,17 +91,27 @@ async def _delete(folder: Path, name: str) -> int:
     lock = lock_run(paths)
     try:
         async with bus_of(folder, paths) as bus:
-            if statuses := await bus.ask_status(ASK_WAIT_S):
+            if statuses := await _who_is_there(bus):
                 roles = sorted(str(status["role"]) for status in statuses)
                 raise BadConfiguration(
                     f"run {name}: {', '.join(roles)} still at work; `sluice stop {name}` ends it first"
                 )
-            await bus.delete_run()
+            streams = await bus.delete_run()
         shutil.rmtree(paths.root)
     finally:
         os.close(lock)
-    print(f"{name}: logs, objects and {paths.root} deleted; its history stays in the store")
+    held = "logs, objects" if streams else "the broker held nothing of it;"
+    print(f"{name}: {held} and {paths.root} deleted; its history stays in the store")
     return 0
+
+
+async def _who_is_there(bus: "JetStreamBus") -> Sequence[Mapping[str, object]]:
+    """A process that computes may be late with its answer, and must not lose its logs for that."""
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while time.monotonic() < deadline:
+        if statuses := await bus.ask_status(ASK_WAIT_S):
+            return statuses
+    return []
 
 
 def supervisor_alive(paths: "RunPaths") -> bool:

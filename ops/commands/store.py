@@ -89,22 +89,25 @@ async def _rebuild(asked: argparse.Namespace) -> int:
     trees: list[dict[str, Any]] = []
     async with store_of(folder) as url:
         await asyncio.to_thread(schema.upgrade, url)
-        for opening in await buses_of(folder, asked.run):
-            async with opening as bus:
-                try:
-                    done = await fill(bus, url, settings=settings, health=Health("rebuild"))
-                except ApiError as error:
-                    if error.code != NOT_THERE:
-                        raise
-                    lacks = ["the broker holds no logs of this run"]
-                    trees.append({"run_id": bus.run, "complete": False, "lacks": lacks})
-                else:
-                    trees.append(_rebuilt_tree(done))
-            if not asked.json:
-                _tell_rebuilt(trees[-1])
-    if asked.json:
-        print(json.dumps(trees))
-    elif not trees:
+        try:
+            for opening in await buses_of(folder, asked.run):
+                async with opening as bus:
+                    try:
+                        done = await fill(bus, url, settings=settings, health=Health("rebuild"))
+                    except ApiError as error:
+                        if error.code != NOT_THERE:
+                            raise
+                        lacks = ["the broker holds no logs of this run"]
+                        trees.append({"run_id": bus.run, "complete": False, "lacks": lacks})
+                    else:
+                        trees.append(_rebuilt_tree(done))
+                if not asked.json:
+                    _tell_rebuilt(trees[-1])
+        finally:
+            # Also when a later run is refused: what was filled until then is filled.
+            if asked.json:
+                print(json.dumps(trees))
+    if not trees and not asked.json:
         print("no run to rebuild", file=sys.stderr)
     return 0 if all(tree["complete"] for tree in trees) else 1
 

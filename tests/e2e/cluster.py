@@ -228,7 +228,7 @@ class Cluster:
         self,
         *arguments: str,
         limit_s: float = 60.0,
-        code: int | None = 0,
+        code: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end; `code` is what it must exit with."""
@@ -240,7 +240,7 @@ class Cluster:
             timeout=limit_s,
             env={**self.environment, **(environment or {})},
         )
-        assert code is None or done.returncode == code, f"{arguments}: {done}"
+        assert done.returncode == code, f"{arguments}: {done}"
         return done
 
     # --- what is on record ---

@@ -75,3 +75,16 @@ def test_a_run_at_work_is_not_deleted(start_run: Callable[..., Cluster]):
     assert f"run {run.run}: verifier still at work" in refused.stderr
     assert run.run_dir.exists()
     assert len(streams(run)) == 8
+
+
+def test_a_run_of_which_the_broker_holds_nothing_is_said_to_be_so(
+    start_run: Callable[..., Cluster],
+):
+    run = start_run("bare")
+    run.run_dir.mkdir(parents=True)
+    (run.run_dir / "config.toml").write_text(run.config.read_text())
+
+    done = run.sluice("runs", "--delete", run.run)
+
+    assert "the broker held nothing of it; and" in done.stdout
+    assert not run.run_dir.exists()

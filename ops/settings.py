@@ -111,20 +111,28 @@ def load(
         raise BadConfiguration(f"{path}: no such configuration file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfiguration(f"{path}: not readable as TOML: {error}") from error
-    for assignment in (*from_environment(environment or os.environ), *overrides):
+    for assignment in (
+        *from_environment(os.environ if environment is None else environment),
+        *overrides,
+    ):
         set_path(tree, assignment)
     return check(with_absolute_paths(tree, path.resolve().parent), str(path))
 
 
 def from_environment(environment: Mapping[str, str]) -> list[str]:
     """Assignments that the environment makes: secrets do not belong into a file."""
-    return [
-        f"{'.'.join(part.lower() for part in name.removeprefix('SLUICE_').split('__'))}={value}"
-        for name, value in sorted(environment.items())
-        if name.startswith("SLUICE_") and "__" in name
-    ]
+    found: list[str] = []
+    for name, value in sorted(environment.items()):
+        if name.startswith("SLUICE_") and "__" in name:
+            path = [part.lower() for part in name.removeprefix("SLUICE_").split("__")]
+            # Always text, even when all its characters are digits.
+            text = json.dumps(value) if path[-1] in CREDENTIALS else value
+            found.append(f"{'.'.join(path)}={text}")
+    return found
 
 
+CREDENTIALS = {"url", "user", "password"}
+"""Keys whose values no message may show."""
 PATH_KEYS = {"path", "eval_path"}
 CODE_REFERENCE = re.compile(r"\.{1,2}/.+\.py:\w+")
 """`./mine.py:Grader`: code of the user's own, beside the configuration."""
@@ -169,7 +177,10 @@ def _problem(location: Location, kind: str, message: str, value: object) -> str:
     if kind == "extra_forbidden":
         message = f"no such key; expected some of {', '.join(_keys_beside(location))}"
     name = ".".join(map(str, location)) or "(whole)"
-    return f"{name}: {message} (got {value!r:.80})"
+    got = (
+        "its value is not shown" if name.rpartition(".")[2] in CREDENTIALS else f"got {value!r:.80}"
+    )
+    return f"{name}: {message} ({got})"
 
 
 def _keys_beside(location: Location) -> list[str]:

@@ -182,3 +182,22 @@ values = st.recursive(
 @given(st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), values, max_size=4))
 def test_toml_written_is_toml_read(tree: dict[str, object]):
     assert tomllib.loads(toml.dumps(tree)) == tree
+
+
+@pytest.mark.parametrize("password", ["12345", 's3 "cret"', "[nats]"])
+def test_a_password_of_the_environment_is_text_whatever_it_looks_like(
+    tmp_path: Path, password: str
+):
+    found = settings.load(written(tmp_path), environment={"SLUICE_NATS__PASSWORD": password})
+
+    assert found.nats.password == password
+
+
+def test_no_message_shows_a_credential(tmp_path: Path):
+    with pytest.raises(BadConfiguration) as refused:
+        settings.load(written(tmp_path), ("nats.password=12345", "nats.url=[77777]"), {})
+
+    assert "nats.password" in str(refused.value)
+    assert "nats.url" in str(refused.value)
+    assert "12345" not in str(refused.value)
+    assert "77777" not in str(refused.value)

@@ -67,9 +67,11 @@ def _nats() -> Finding:
 
 
 def _python_says(program: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_LIMIT_S
-    )
+    command = [sys.executable, "-c", program]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"took over {IMPORT_LIMIT_S:g} s")
 
 
 def _last_line(asked: "subprocess.CompletedProcess[str]") -> str:

@@ -81,14 +81,10 @@ def estimate(configuration: Configuration, shape: Shape, prompt_tokens: int) -> 
 
 def show(configuration: Configuration, out: TextIO) -> int:
     """Print it; returns the exit code. Raises BadConfiguration for what a run would refuse."""
-    from workers.dispatcher import sources as task_sources
-    from workers.dispatcher.rendering import Renderer
-
     refuse_unusable(configuration)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(configuration, RunPaths(Path(scratch) / "run"))
-        renderer = Renderer(folder, configuration.prompt)
-        sources = task_sources.load(configuration.source, renderer, seed=configuration.run.seed)
+        renderer, sources = roles.load_sources(configuration, folder)
         shape = shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         longest = 0
         for source in sources:

@@ -1,8 +1,10 @@
 """What only a look into data and methods can tell: refused before anything is written or started."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Sample
@@ -10,15 +12,16 @@ from ops import roles, settings
 from ops.paths import RunPaths
 from ops.settings import Configuration
 
+if TYPE_CHECKING:
+    from workers.dispatcher.sources import Source
+    from workers.verifiers.pool import Pool
+
 TARGETS_TRIED = 20
 """Of each source: a verifier that cannot read these can read none, and no answer would be graded."""
 
 
 def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever a role would refuse when they start."""
-    from workers.dispatcher import sources
-    from workers.dispatcher.rendering import Renderer
-    from workers.dispatcher.settings import longest_answer
     from workers.dispatcher.warmup import solutions
     from workers.policies import shadows
     from workers.policies.program import Program
@@ -34,16 +37,27 @@ def refuse_unusable(configuration: Configuration) -> None:
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
-        longest = longest_answer(c.sampling, c.evaluation)
-        renderer = Renderer(folder, c.prompt, answer_tokens=longest)
-        for source in sources.load(c.source, renderer, seed=c.run.seed):
+        renderer, sources = roles.load_sources(c, folder)
+        if c.warmup.steps:
+            next(solutions(sources, renderer, max_tokens=c.sampling.max_tokens))
+        for source in sources:
             if c.warmup.steps and source.settings.warmup_share != 0:
                 next(solutions([source], renderer, max_tokens=c.sampling.max_tokens))
+    asyncio.run(refuse_ungradable(c, sources))
+
+
+async def refuse_ungradable(configuration: Configuration, sources: Sequence["Source"]) -> None:
+    """Targets that a verifier cannot read, and verifiers that pay for no gold answer."""
+    from workers.verifiers.pool import Pool
+
+    limits = configuration.verifier
+    async with Pool(size=1, deadline_s=limits.deadline_s, memory_bytes=limits.memory_bytes) as pool:
+        for source in sources:
             some = range(min(TARGETS_TRIED, len(source.train.items)))
             samples = [source.sample(position)[0] for position in some]
             refuse_unreadable_targets(samples)
             worked = [source.item(position)[0].solution for position in some]
-            refuse_unpaid_gold(source.domain, list(zip(samples, worked, strict=True)))
+            await refuse_unpaid_gold(pool, source.domain, list(zip(samples, worked, strict=True)))
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:
@@ -68,11 +82,13 @@ def refuse_unreadable_targets(samples: Sequence[Sample]) -> None:
             ) from error
 
 
-def refuse_unpaid_gold(domain: str, samples: Sequence[tuple[Sample, str | None]]) -> None:
+async def refuse_unpaid_gold(
+    pool: "Pool", domain: str, samples: Sequence[tuple[Sample, str | None]]
+) -> None:
     """A verifier that pays for none of the gold answers would call every answer wrong, silently."""
     from workers.verifiers.calibrate import first_paid
 
-    paid, reason = first_paid(samples)
+    paid, reason = await first_paid(pool, samples)
     if not paid:
         raise BadConfiguration(
             f"source.{domain}: none of the first {len(samples)} gold answers scores 1 "

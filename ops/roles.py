@@ -21,6 +21,8 @@ from ops.settings import Configuration
 
 if TYPE_CHECKING:
     from learner.warmup import WarmupExample
+    from workers.dispatcher.rendering import Renderer
+    from workers.dispatcher.sources import Source
 
 ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
 SINGLE_WRITERS = {"dispatcher", "policy", "learner"}
@@ -216,18 +218,27 @@ def _recorder() -> Start:
     return start
 
 
-def warmup_examples(configuration: Configuration, tokenizer_dir: Path) -> Iterator["WarmupExample"]:
-    """As many worked solutions as the warm-up takes, drawn by the domains' shares."""
-    from learner.warmup import WarmupExample
-    from workers.dispatcher import sources as task_sources
+def load_sources(
+    configuration: Configuration, tokenizer_dir: Path
+) -> tuple["Renderer", list["Source"]]:
+    """The run's renderer and its sources, as the dispatcher will load and check them."""
+    from workers.dispatcher import sources
     from workers.dispatcher.rendering import Renderer
     from workers.dispatcher.settings import longest_answer
-    from workers.dispatcher.warmup import solutions
 
     c = configuration
     longest = longest_answer(c.sampling, c.evaluation)
     renderer = Renderer(tokenizer_dir, c.prompt, answer_tokens=longest)
-    sources = task_sources.load(c.source, renderer, seed=c.run.seed)
+    return renderer, sources.load(c.source, renderer, seed=c.run.seed)
+
+
+def warmup_examples(configuration: Configuration, tokenizer_dir: Path) -> Iterator["WarmupExample"]:
+    """As many worked solutions as the warm-up takes, drawn by the domains' shares."""
+    from learner.warmup import WarmupExample
+    from workers.dispatcher.warmup import solutions
+
+    c = configuration
+    renderer, sources = load_sources(c, tokenizer_dir)
     drawn = solutions(sources, renderer, max_tokens=c.sampling.max_tokens)
     for prompt, answer in itertools.islice(drawn, c.warmup.steps * c.warmup.batch_size):
         yield WarmupExample(prompt_ids=list(prompt), answer_ids=list(answer))

@@ -38,6 +38,9 @@ kv_heads = 1
 intermediate = 16
 positions = 32
 
+[sampling]
+max_tokens = 8
+
 [[source]]
 domain = "sums"
 generator = "addition"
@@ -106,12 +109,16 @@ async def test_graders_of_training_and_evaluation_that_differ_are_told(pool: Poo
     assert any("agree on 0.75" in problem for problem in found.problems)
 
 
+async def test_gold_that_is_never_paid_is_told_from_gold_that_is(pool: Pool):
+    unpaid = [(sample, "no idea") for sample, _ in samples("math")]
+
+    assert await first_paid(pool, samples("math")) == (True, "")
+    assert not (await first_paid(pool, unpaid))[0]
+
+
 def test_a_run_whose_gold_is_never_paid_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    unpaid = [(sample, "no idea") for sample, _ in samples("math")]
-    assert first_paid(samples("math")) == (True, "")
-    assert not first_paid(unpaid)[0]
     (tmp_path / "config.toml").write_text(CONFIG.format(verifier="knights_knaves"))
 
     assert main(["calibrate", str(tmp_path / "config.toml")]) == 1

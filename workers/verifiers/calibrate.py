@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from broker.messages import Json, Sample
 from workers.verifiers import registry
-from workers.verifiers.grader import judge
 from workers.verifiers.pool import Pool
 from workers.verifiers.protocol import Finding, Ungradable
 
@@ -103,16 +102,14 @@ def cases(samples: Sequence[tuple[Sample, str | None]]) -> tuple[list[Case], int
     return found, sum(response is None for _, response in known)
 
 
-def first_paid(samples: Sequence[tuple[Sample, str | None]]) -> tuple[bool, str]:
+async def first_paid(pool: Pool, samples: Sequence[tuple[Sample, str | None]]) -> tuple[bool, str]:
     """(whether a gold answer scores 1, what the first one got); true as well where none can be stated."""
     reason = ""
     for sample, solution in samples:
         response = stated(sample, solution)
         if response is None:
             continue
-        finding = judge(
-            registry.build(sample.verifier), response, sample.target, dict(sample.options)
-        )
+        finding = await _judged(pool, Case(sample, response, True), sample.verifier)
         if finding.score == 1.0:
             return True, ""
         reason = reason or (

@@ -26,7 +26,8 @@ def start_elsewhere(run: Cluster, *overrides: str) -> None:
 def test_a_redo_on_other_hardware_halts_or_is_published_as_a_version_of_its_own(
     start_run: Callable[..., Cluster],
 ):
-    run = start_run("elsewhere", steps=STEPS, checkpoint_every=10)
+    # The version told for step 2 once more makes all that waits a version older.
+    run = start_run("elsewhere", steps=STEPS, checkpoint_every=10, run_extra="max_staleness = 4")
     run.start(LIGHT, "rollout")
     run.start("learner", dying="after:step_committed:2")
     assert run.wait_exit("learner", limit_s=120) == -signal.SIGKILL

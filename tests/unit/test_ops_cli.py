@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from ops import cli, launch, roles, settings, starter, toml, worker
 from ops.dry_run import estimate, shape_of, show
 from ops.paths import RunPaths, find_run, lock_run, run_ids, write_json
 from tests.builders import AT_US, WRITER
+from workers.verifiers import pool
 
 HEAVY = (
     "torch",
@@ -286,3 +288,25 @@ def test_what_no_role_could_work_with_is_refused_before_it_starts(
     assert code == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_verifier_that_hangs_is_refused_within_its_limits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    config = started_folder(tmp_path / "mine")
+    grader = tmp_path / "mine" / "mine.py"
+    head, _, _ = grader.read_text().partition("    def grade(")
+    hangs = "    def grade(self, response, target, item):\n        while True: ...\n"
+
+    def refusal(text: str) -> str:
+        grader.write_text(text)
+        assert cli.main(["run", str(config), "--dry-run", "--set", "verifier.deadline_s=0.2"]) == 2
+        return capsys.readouterr().err
+
+    without_canaries = refusal(re.sub(r"    canaries.*\n", "", head) + hangs)
+    monkeypatch.setattr(pool, "BUILD_S", 1.0)
+    with_canaries = refusal(head + hangs)
+
+    assert "none of the first 10 gold answers scores 1" in without_canaries
+    assert "exceeded 0.2 s" in without_canaries
+    assert "not built within 1 s, canaries included" in with_canaries

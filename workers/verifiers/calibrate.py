@@ -109,7 +109,10 @@ async def first_paid(pool: Pool, samples: Sequence[tuple[Sample, str | None]]) -
         response = stated(sample, solution)
         if response is None:
             continue
-        finding = await _judged(pool, Case(sample, response, True), sample.verifier)
+        graded = await pool.grade(sample.verifier, sample.target, {0: response}, sample.options)
+        if graded.broken:
+            return False, graded.broken
+        finding = graded.findings[0]
         if finding.score == 1.0:
             return True, ""
         reason = reason or (

@@ -29,7 +29,7 @@ class Call:
 
     frame: wire.Frame
     graded: Graded
-    stage: str = "build"
+    stage: str = "send"
     alone_s: float = 0.0
     """What the verifier itself may take for one answer."""
     done: bool = False

@@ -28,7 +28,7 @@ from workers.verifiers.nursery import Grader, Nursery
 from workers.verifiers.protocol import Finding, judged, verifier_error
 
 BUILD_S = 60.0
-"""Limit for importing and building a verifier of the user's own."""
+"""Limit for importing and building a verifier of the user's own, and for judging its canaries."""
 PATIENCE_S = 1.0
 CROWDED_PATIENCE_S = 0.1
 """How long one answer may take in the quick lane; the second while others wait for it."""
@@ -134,8 +134,10 @@ class Pool:
             await self._converse(grader, call, quick=True)
             grader.calls += 1
             kept = call.done and grader.calls < CALLS_PER_GRADER
-        except (Hung, Died):
-            pass  # what is missing is judged alone
+        except (Hung, Died) as end:
+            # Otherwise what is missing is judged alone.
+            if isinstance(end, Hung) and call.stage == "build":
+                call.graded.broken = f"not built within {BUILD_S:g} s, canaries included"
         finally:
             if kept:
                 self._idle.append(grader)
@@ -192,6 +194,7 @@ class Pool:
         try:
             grader.writer.write(wire.pack(call.frame))
             await asyncio.wait_for(grader.writer.drain(), self._deadline_s)
+            call.stage = "build"
             while not call.done:
                 judging = max(self._deadline_s, call.alone_s)
                 limit = BUILD_S if call.stage == "build" else judging

@@ -2,7 +2,7 @@
 
 The item names task, configuration, seed and index; the entry is made again from them, so that what a scorer
 needs beside the answer cannot be lost on the way. Most scorers pay something for wrong answers, and some for
-an answer to another puzzle; and some evaluate the answer as Python, which only plain arithmetic may reach.
+an answer to another puzzle; and some evaluate the answer as Python: only literals and formulas get there.
 """
 
 import ast
@@ -28,23 +28,24 @@ from workers.verifiers.reasoning_fixes import CORRECTED
 
 INSTALL = "pip install --constraint ops/constraints.txt '.[reasoning]'"
 ANSWER_CHARS = 4_000
-EVALUATING = frozenset(
+LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Tasks whose scorers hand the answer to eval, and pay part for a list: they are given literals alone."""
+FORMULA = frozenset(
     {
-        "binary_matrix",
         "countdown",
         "intermediate_integration",
-        "n_queens",
         "polynomial_multiplication",
         "puzzle24",
         "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
     }
 )
-"""Tasks whose scorers hand the answer to eval or to sympy's parser, which is eval."""
+"""Tasks whose scorers hand the answer to sympy's parser, which is eval, and what that gives to it again."""
+NESTING = "composite"
+"""Hands the answer to the scorer of another task, which the item does not name."""
 
-_ARITHMETIC = re.compile(r"[\w\s+\-*/^().,=]*")
-_NAME = re.compile(r"[A-Za-z_]\w*")
+# ASCII alone: Python reads other letters as these, so that a name could be spelled to pass for none.
+_ARITHMETIC = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TRIGONOMETRIC = frozenset({"sin", "cos", "tan", "sec", "csc", "cot"})
 _FUNCTIONS = _TRIGONOMETRIC | {"asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt"}
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]|__")
@@ -53,7 +54,7 @@ _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]|__")
 class ReasoningGym(Verifier):
     """Item: `{"dataset": NAME, "config": {...}, "seed": N, "index": N}`."""
 
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
 
     tag: str | None = "answer"
     """Only what stands in the last `<tag>` is the answer; None: all that follows `</think>`."""
@@ -83,17 +84,20 @@ class ReasoningGym(Verifier):
             return judged(
                 False, answer, None, f"{len(answer)} characters; the limit is {ANSWER_CHARS}"
             )
-        if name in EVALUATING and answer != entry["answer"] and not harmless(answer):
+        given = harmless(answer, name, entry)
+        if given is None:
             return judged(False, answer, answer, "no plain expression")
-        return self._judged(answer, name, dataset, entry)
+        return self._judged(answer, given, name, dataset, entry)
 
     def stated(self, target: str, item: Json) -> str:
         return f"<{self.tag}>{target}</{self.tag}>" if self.tag else target
 
-    def _judged(self, answer: str, name: str, dataset: Any, entry: Mapping[str, Any]) -> Finding:
+    def _judged(
+        self, answer: str, given: str, name: str, dataset: Any, entry: Mapping[str, Any]
+    ) -> Finding:
         corrected = CORRECTED.get(name)
         try:
-            paid = min(max(float(dataset.score_answer(answer, entry)), 0.0), 1.0)
+            paid = min(max(float(dataset.score_answer(given, entry)), 0.0), 1.0)
             solved = paid == 1.0 and (corrected is None or corrected(answer, entry))
         except Exception as error:
             # The entry is the library's own: what its scorer cannot read is the answer.
@@ -102,17 +106,29 @@ class ReasoningGym(Verifier):
         return judged(score, answer, answer, f"its scorer pays {paid:g}")
 
 
-def harmless(answer: str) -> bool:
-    """Whether evaluating the answer as Python can do nothing but arithmetic."""
+def harmless(answer: str, name: str, entry: Mapping[str, Any]) -> str | None:
+    """What a task's scorer may be given for an answer; None: nothing, since it would execute it."""
+    if name in LITERAL:
+        right = entry["metadata"].get("valid_answers", (entry["answer"],))
+        return answer if answer in right else literal(answer)
+    if name in FORMULA and answer != entry["answer"] and not is_formula(answer):
+        return None
+    return answer
+
+
+def literal(text: str) -> str | None:
+    """Python's own spelling of a list or another value, in which nothing can be called; None: it is none."""
     try:
-        ast.literal_eval(answer)
+        return repr(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        pass
-    else:
-        return True
-    if not _ARITHMETIC.fullmatch(answer) or _ATTRIBUTE.search(answer):
+        return None
+
+
+def is_formula(text: str) -> bool:
+    """Whether evaluating the text as Python can do nothing but arithmetic."""
+    if not _ARITHMETIC.fullmatch(text) or _ATTRIBUTE.search(text):
         return False
-    return all(len(name) == 1 or name in _FUNCTIONS for name in _NAME.findall(answer))
+    return all(len(name) == 1 or name in _FUNCTIONS for name in _NAME.findall(text))
 
 
 def _library() -> Any:
@@ -128,6 +144,8 @@ def _named(item: Json) -> tuple[str, str, int, int]:
     name, config = item.get("dataset"), item.get("config", {})
     if not isinstance(name, str) or not isinstance(config, dict):
         raise Ungradable(f"dataset {name!r}, config {config!r:.60}: expected a name and a table")
+    if name == NESTING:
+        raise Ungradable(f"dataset {name}: expected the name of a single task")
     seed, index = item.get("seed"), item.get("index")
     if not (isinstance(seed, int) and isinstance(index, int) and min(seed, index) >= 0):
         raise Ungradable(f"seed, index {seed, index}: expected two integers >= 0")

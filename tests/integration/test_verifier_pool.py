@@ -168,6 +168,27 @@ async def test_a_pool_whose_nursery_was_killed_builds_another():
         assert graded.findings[0].score == 1.0
 
 
+async def test_a_grader_knows_nothing_of_its_workers_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLUICE_NATS__URL", "nats://user:secret@host")
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    (tmp_path / "tell.py").write_text(
+        "import os\n"
+        "from workers.verifiers.protocol import Verifier, judged\n"
+        "class Tell(Verifier):\n"
+        "    def grade(self, response, target, item):\n"
+        "        return judged(True, ' '.join(sorted(os.environ)), None)\n"
+    )
+    async with Pool(size=1, deadline_s=5.0, memory_bytes=1 << 30) as pool:
+        graded = await grade(pool, {"name": f"{tmp_path}/tell.py:Tell"}, "x")
+
+    known = str(graded.findings[0].extracted).split()
+    assert {"PATH", "LC_ALL", "PYTHONPATH"} <= set(known)
+    assert not [name for name in known if name.startswith("SLUICE") or "KEY" in name]
+
+
 async def test_no_process_outlives_the_pool():
     async with Pool(size=2, deadline_s=1.0, memory_bytes=1 << 30) as pool:
         pids = [*pool.processes(), pool.nursery_pid()]

@@ -10,7 +10,7 @@ import pytest_asyncio
 from broker.errors import Poison
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
-from broker.messages import GroupVerified, Incident, LogPurged, RunEnded
+from broker.messages import GroupGenerated, GroupVerified, Incident, LogPurged, RunEnded
 from broker.telemetry import Health
 from broker.topology import Log, kind_subjects
 from tests.builders import AT_US, WRITER, a_generated, a_generation, a_request, a_sample
@@ -36,10 +36,15 @@ def a_group(*texts: str, verifier: str = "math", target: str | None = "1/2", **s
     return a_generated(request, generations=tuple(answers))
 
 
+def verified(event: GroupGenerated, pool: Pool):
+    """By the request that it answers, as if that were in the log."""
+    return worker.verified(event, event.request or a_request(), pool, WRITER)
+
+
 async def test_verdicts_are_joined_by_index_and_not_by_position(pool: Pool):
     event = a_group(r"\boxed{.5}", r"\boxed{3}", "no idea", r"\boxed{\frac{1}{2}}")
 
-    found = await worker.verified(event, pool, WRITER)
+    found = await verified(event, pool)
 
     by_index = {v.index: v for v in found.verdicts}
     assert [v.index for v in found.verdicts] == [g.index for g in event.generations]
@@ -53,7 +58,7 @@ async def test_verdicts_are_joined_by_index_and_not_by_position(pool: Pool):
 async def test_a_failed_generation_is_passed_on_as_failed(pool: Pool):
     event = a_generated(status="failed", reason="engine error", generations=())
 
-    found = await worker.verified(event, pool, WRITER)
+    found = await verified(event, pool)
 
     assert (found.status, found.reason) == ("failed", "engine error")
     assert found.request == event.request
@@ -61,7 +66,7 @@ async def test_a_failed_generation_is_passed_on_as_failed(pool: Pool):
 
 
 async def test_a_verifier_that_does_not_exist_fails_the_group(pool: Pool):
-    found = await worker.verified(a_group("1", verifier="nonsense"), pool, WRITER)
+    found = await verified(a_group("1", verifier="nonsense"), pool)
 
     assert found.status == "failed"
     assert "nonsense" in found.reason
@@ -75,17 +80,15 @@ async def test_a_verifier_broken_for_all_answers_fails_the_group(pool: Pool, tmp
         "        return {}[response]\n"
     )
 
-    found = await worker.verified(
-        a_group("1", "2", verifier=f"{tmp_path / 'broken.py'}:Broken"), pool, WRITER
-    )
+    found = await verified(a_group("1", "2", verifier=f"{tmp_path / 'broken.py'}:Broken"), pool)
 
     assert found.status == "failed"
     assert "KeyError" in found.reason
 
 
-async def test_a_message_of_another_kind_is_refused(pool: Pool):
+async def test_a_message_of_another_kind_is_refused():
     with pytest.raises(Poison, match="group_requested"):
-        await worker.verified(a_request(), pool, WRITER)
+        await worker.asked_for(MemoryBus(MemoryServer(), "run"), a_request())
 
 
 async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with_the_run():
@@ -99,10 +102,13 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
         for i in range(1, 21)
     ]
     await ours.publish(LogPurged(writer_id=WRITER, at_us=AT_US, floor=2))
+    # A worker that chooses its own gold.
+    easy = a_request("00000020-0-0", size=1, sample=a_sample(target="wrong"))
     for group in groups:
         assert group.request is not None
         await ours.publish(group.request, expect_subject=0)
-        await ours.publish(group, expect_subject=0)
+        chosen = {"request": easy} if group.group == easy.group else {}
+        await ours.publish(group.model_copy(update=chosen), expect_subject=0)
     # Below the floor it is purged; above, nobody ever asked for it.
     await ours.publish(a_generated(a_request("00000001-9-0")), expect_subject=0)
     await ours.publish(a_generated(a_request("00000021-0-0")), expect_subject=0)
@@ -114,7 +120,7 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
     )
     cursor = await ours.cursor(Log.VERIFIED, 0, [kind_subjects("run", "group_verified")])
     found: list[GroupVerified] = []
-    while len(found) < 18 or not (await ours.state(Log.DEAD)).messages:
+    while len(found) < 18 or (await ours.state(Log.DEAD)).messages < 2:
         async with asyncio.timeout(30):
             for stored in await cursor.read(20, 1.0):
                 event = stored.event()
@@ -129,9 +135,12 @@ async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with
     told = await ours.last(Log.LEDGER, kind_subjects("run", Incident.KIND))
     assert told is not None
     assert told.event().detail == "nobody asked for group 00000021-0-0"  # type: ignore[union-attr]
-    assert (await ours.state(Log.DEAD)).messages == 1
-    scores = {v.group.group_id: v.verdicts[0].score for v in found}
-    assert scores == {f"{i:08d}-0-0": float(i % 2) for i in range(3, 21)}
+    assert (await ours.state(Log.DEAD)).messages == 2
+    (refused,) = (v for v in found if v.status == "failed")
+    assert (refused.group, refused.request) == (easy.group, None)
+    assert "not the stored one" in refused.reason
+    scores = {v.group.group_id: v.verdicts[0].score for v in found if v.status == "ok"}
+    assert scores == {f"{i:08d}-0-0": float(i % 2) for i in range(3, 20)}
 
 
 async def test_the_worker_stops_when_told_and_loses_nothing():

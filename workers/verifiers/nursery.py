@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -32,6 +33,15 @@ PRELOAD_LATER = ("math_verify",)
 QUIET_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _ROOT = Path(__file__).resolve().parents[2]
+_KNOWN = frozenset({"PATH", "HOME", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH"})
+_KNOWN_PREFIXES = ("LC_", "PYTHON")
+
+
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """A grader's: enough to find its programs, and none of the addresses and secrets of its worker."""
+    kept = {k: v for k, v in ours.items() if k in _KNOWN or k.startswith(_KNOWN_PREFIXES)}
+    path = os.pathsep.join(filter(None, (str(_ROOT), ours.get("PYTHONPATH"))))
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 class Grader:
@@ -148,14 +158,13 @@ class Nursery:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), str(self._memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                env=environment(os.environ),
                 # Ctrl-C is for the worker, which then ends its graders in order.
                 start_new_session=True,
             )

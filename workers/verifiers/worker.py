@@ -55,12 +55,14 @@ async def run(bus: Bus, *, settings: VerifierSettings, health: Health, stop: asy
         async def handle(event: Event) -> Sequence[Event]:
             if ledger.is_over(event):
                 return []
-            if not await is_asked_for(bus, event):
+            asked = await asked_for(bus, event)
+            if asked is None:
                 return await ledger.refuse_unasked(bus, event, me)
-            return [await verified(event, pool, me)]
+            return [await verified(event, asked, pool, me)]
 
         def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
-            return failed(group, event, reason, me)
+            # What the event says was asked may be what is wrong with it.
+            return failed(group, event, None, reason, me)
 
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(ledger.follow(bus, stop))
@@ -124,23 +126,24 @@ class Ledger:
         return ended is not None and (started is None or started.sequence < ended.sequence)
 
 
-async def is_asked_for(bus: Bus, event: Event) -> bool:
-    """Whether the log holds the request of the event's group."""
-    group = getattr(event, "group", None)
-    if not isinstance(group, GroupKey):
-        return True
-    subject = group_subject(bus.run, GroupRequested.KIND, group)
-    return await bus.last(Log.REQUESTS, subject) is not None
-
-
-async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
-    """One group's verdicts."""
+async def asked_for(bus: Bus, event: Event) -> GroupRequested | None:
+    """The request of the event's group in the log; None: there is none."""
     if not isinstance(event, GroupGenerated):
         raise Poison(f"{event.KIND}: a verifier reads group_generated")
+    subject = group_subject(bus.run, GroupRequested.KIND, event.group)
+    stored = await bus.last(Log.REQUESTS, subject)
+    asked = stored.event() if stored else None
+    return asked if isinstance(asked, GroupRequested) else None
+
+
+async def verified(
+    event: GroupGenerated, asked: GroupRequested, pool: Pool, me: str
+) -> GroupVerified:
+    """One group's verdicts, by the request that the log holds."""
+    refuse_mistaken(event, asked)
     if event.status == "failed" or event.request is None:
-        return failed(event.group, event, event.reason or "no request", me)
-    refuse_mistaken(event)
-    sample = event.request.sample
+        return failed(event.group, event, asked, event.reason or "no request", me)
+    sample = asked.sample
     try:
         graded = await pool.grade(
             sample.verifier,
@@ -151,19 +154,21 @@ async def verified(event: Event, pool: Pool, me: str) -> GroupVerified:
     except GraderBroken as error:
         raise Retry(str(error)) from error
     if graded.broken:
-        return failed(event.group, event, f"verifier: {graded.broken}", me)
+        return failed(event.group, event, asked, f"verifier: {graded.broken}", me)
     verdicts = tuple(verdict(generation.index, graded) for generation in event.generations)
     for found in verdicts:
         verdicts_total.labels(found.verifier, found.status).inc()
     broken = [v for v in verdicts if v.status in ("verifier_error", "timeout")]
     if broken and len(broken) == len(verdicts):
-        return failed(event.group, event, f"verifier: {broken[0].status}: {broken[0].detail}", me)
+        return failed(
+            event.group, event, asked, f"verifier: {broken[0].status}: {broken[0].detail}", me
+        )
     return GroupVerified(
         writer_id=me,
         at_us=now_us(),
         group=event.group,
         status="ok",
-        request=event.request,
+        request=asked,
         generations=event.generations,
         verdicts=verdicts,
         engine=event.engine,
@@ -194,7 +199,9 @@ def _detail(finding: Finding, *, unresolved: bool) -> str:
     return "; ".join(filter(None, (finding.detail, flag)))
 
 
-def failed(group: GroupKey, event: Event | None, reason: str, me: str) -> GroupVerified:
+def failed(
+    group: GroupKey, event: Event | None, asked: GroupRequested | None, reason: str, me: str
+) -> GroupVerified:
     """The group ends here, with the reason; what was generated is not carried on."""
     generated = event if isinstance(event, GroupGenerated) else None
     return GroupVerified(
@@ -203,7 +210,7 @@ def failed(group: GroupKey, event: Event | None, reason: str, me: str) -> GroupV
         group=group,
         status="failed",
         reason=reason,
-        request=generated.request if generated else None,
+        request=asked,
         generations=(),
         verdicts=(),
         engine=generated.engine if generated else "",

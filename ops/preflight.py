@@ -23,17 +23,12 @@ TARGETS_TRIED = 20
 def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever a role would refuse when they start."""
     from workers.dispatcher.warmup import solutions
-    from workers.policies import shadows
-    from workers.policies.program import Program
     from workers.rollout.vllm_start import refuse_without_vllm
 
     c = configuration
-    settings.refuse_impossible(c)
+    settings.refuse_impossible(c, snapshot_every=snapshot_every(c))
     if c.rollout.engine == "vllm":
         refuse_without_vllm()
-    measured = frozenset[str](c.rollout.signals)
-    Program(c.policy, measured)
-    shadows.build(c.policy, measured=measured)
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
@@ -58,6 +53,17 @@ async def refuse_ungradable(configuration: Configuration, sources: Sequence["Sou
             refuse_unreadable_targets(samples)
             worked = [source.item(position)[0].solution for position in some]
             await refuse_unpaid_gold(pool, source.domain, list(zip(samples, worked, strict=True)))
+
+
+def snapshot_every(configuration: Configuration) -> int:
+    """Windows between the policy's snapshots. BadConfiguration for a policy that cannot be built."""
+    from workers.policies import shadows
+    from workers.policies.program import Program
+    from workers.policies.worker import snapshot_interval
+
+    policy, measured = configuration.policy, frozenset[str](configuration.rollout.signals)
+    beside = shadows.build(policy, measured=measured)
+    return snapshot_interval([Program(policy, measured), *(shadow.program for shadow in beside)])
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:

@@ -206,14 +206,18 @@ def _tables_in(annotation: object) -> list[type[BaseModel]]:
     return [table for a in get_args(annotation) for table in _tables_in(a)]
 
 
-def refuse_impossible(configuration: Configuration) -> None:
-    """BadConfiguration for what no run could live with, found before anything starts."""
+def refuse_impossible(configuration: Configuration, *, snapshot_every: int = 1) -> None:
+    """BadConfiguration for what no run could live with, found before anything starts.
+
+    snapshot_every: windows between the policy's snapshots, which only its methods tell.
+    """
     c = configuration
     refuse_small_logs(
         c.run,
         prompt_tokens=c.prompt.max_tokens,
         answer_tokens=c.sampling.max_tokens,
         checkpoint_every=c.learner.checkpoint_every,
+        snapshot_every=snapshot_every,
         log_bytes=c.nats.log_bytes,
     )
 

@@ -30,7 +30,7 @@ from broker.topology import Log, kind_subjects
 from ops import roles, settings
 from ops.failures import first_of
 from ops.paths import RunPaths
-from ops.preflight import refuse_unknown_verifiers
+from ops.preflight import refuse_unknown_verifiers, snapshot_every
 from ops.processes import limit_threads
 from ops.settings import Configuration
 
@@ -117,7 +117,9 @@ def check(configuration: Configuration, names: tuple[str, ...]) -> None:
         )
     if "verifier" in names:
         refuse_unknown_verifiers(configuration)
-    settings.refuse_impossible(configuration)
+    # Where no policy runs, its methods need not be there.
+    every = snapshot_every(configuration) if "policy" in names else 1
+    settings.refuse_impossible(configuration, snapshot_every=every)
 
 
 def _explain(error: BaseException) -> int:

@@ -249,20 +249,30 @@ def test_the_space_a_run_needs_is_a_checkpoint_interval_and_what_is_under_way():
     run = a_run(steps=100, groups_per_step=16, group_size=8, max_staleness=2)
 
     group = largest_group_bytes(run, prompt_tokens=1024, answer_tokens=512)
-    needed = required_log_bytes(run, prompt_tokens=1024, answer_tokens=512, checkpoint_every=20)
+    needed = [
+        required_log_bytes(
+            run, prompt_tokens=1024, answer_tokens=512, checkpoint_every=c, snapshot_every=s
+        )
+        for c, s in ((20, 1), (5, 16), (500, 16))
+    ]
 
     assert group == 3072 + 1024 * 16 + 8 * (1536 + 512 * 14)
-    assert needed == (20 + 2 + 2) * 16 * group
+    assert needed == [(steps + 2 + 2) * 16 * group for steps in (20, 16, 100)]
 
 
-def test_a_configuration_whose_logs_are_too_small_is_refused_with_the_arithmetic():
+@pytest.mark.parametrize(
+    ("snapshot_every", "named"),
+    [(1, "checkpoint_every 20"), (30, "30 between snapshots of a policy with a memory")],
+)
+def test_a_configuration_whose_logs_are_too_small_is_refused_with_the_arithmetic(
+    snapshot_every: int, named: str
+):
     run = a_run(steps=100, groups_per_step=16, group_size=8)
     sizes = {"prompt_tokens": 1024, "answer_tokens": 512, "checkpoint_every": 20}
+    sizes["snapshot_every"] = snapshot_every
     needed = required_log_bytes(run, **sizes)
 
     refuse_small_logs(run, **sizes, log_bytes=needed)
 
-    with pytest.raises(
-        BadConfiguration, match=r"nats\.log_bytes = .*checkpoint_every 20 \+ pace 2"
-    ):
+    with pytest.raises(BadConfiguration, match=rf"nats\.log_bytes = .*{named} \+ pace 2"):
         refuse_small_logs(run, **sizes, log_bytes=needed - 1)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration
-from ops import settings, toml
+from ops import settings, toml, worker
+from workers.dispatcher.space import required_log_bytes
 
 MINIMAL = """
 [run]
@@ -86,6 +87,30 @@ def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path)
 
     with pytest.raises(BadConfiguration, match=r"nats\.log_bytes = 1,048,576: .*checkpoint_every"):
         settings.refuse_impossible(long)
+
+
+def test_a_policy_with_a_memory_needs_room_for_every_window_since_its_snapshot(tmp_path: Path):
+    c = settings.load(
+        written(tmp_path),
+        (
+            "run.id=r", "run.steps=100", "nats.url=nats://nowhere:1", "learner.checkpoint_every=1",
+            "policy.shadow=[{preset = 'dbb'}]",
+        ),
+        environment={},
+    )  # fmt: skip
+    sizes = {"prompt_tokens": c.prompt.max_tokens, "answer_tokens": c.sampling.max_tokens}
+    needed = required_log_bytes(c.run, **sizes, checkpoint_every=1, snapshot_every=16)
+    enough, tight = (
+        c.model_copy(update={"nats": c.nats.model_copy(update={"log_bytes": log_bytes})})
+        for log_bytes in (needed, needed - 1)
+    )
+
+    worker.check(enough, ("policy",))
+
+    with pytest.raises(BadConfiguration, match="16 between snapshots"):
+        worker.check(tight, ("policy",))
+    # Elsewhere the policy's methods need not be there to be asked.
+    worker.check(tight, ("rollout",))
 
 
 def test_the_configurations_that_come_with_it_are_possible():

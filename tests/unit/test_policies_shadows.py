@@ -17,6 +17,7 @@ from tests.policy_run import (
     Mortal,
     a_bus,
     a_drain,
+    advanced,
     annotated,
     decided,
     fill,
@@ -116,10 +117,7 @@ async def test_what_a_shadow_says_is_durable_before_the_policy_says_that_the_win
     for number in range(1, 40):
         await bus.publish(a_group_event(number, MIXED))
 
-    async def advanced() -> bool:
-        return bool(await ledger(bus, ReaderAdvanced))
-
-    await work_until(bus, advanced, settings=WITH_SHADOWS)
+    await work_until(bus, lambda: advanced(bus), settings=WITH_SHADOWS)
 
     said = await bus.last(Log.LEDGER, "sluice.r.reader_advanced.policy.VERIFIED")
     assert said is not None
@@ -127,6 +125,17 @@ async def test_what_a_shadow_says_is_durable_before_the_policy_says_that_the_win
     assert isinstance(event, ReaderAdvanced)
     spoken = {e.verified_seq for e in await opinions(bus) if e.policy == "difffilter"}
     assert set(range(1, event.sequence + 1)) <= spoken
+
+
+async def test_a_shadow_without_a_memory_leaves_every_window_durable_at_once():
+    settings = PolicySettings.model_validate({"shadow": [{"preset": "difffilter"}]})
+    bus = a_bus()
+    for number in (1, 2):
+        await bus.publish(a_group_event(number, MIXED))
+
+    await work_until(bus, lambda: advanced(bus), settings=settings)
+
+    assert len(await bus.list_objects("snapshots/")) == 1
 
 
 async def test_at_the_end_shadows_speak_of_groups_that_no_window_took():
@@ -154,7 +163,7 @@ def test_the_memory_of_a_shadow_is_in_the_snapshot():
     remembered = snapshot.model_copy(deep=True).shadows["remembering"]
     second = WindowMachine(
         live, rules, {"math": 1.0}, snapshot=snapshot,
-        shadows=shadows.build(WITH_SHADOWS, snapshot.shadows),
+        shadows=shadows.build(WITH_SHADOWS),
     )  # fmt: skip
     again = an_arrival(2, a_group_event(2, MIXED, key="d:1:7"))
 

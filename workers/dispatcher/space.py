@@ -25,16 +25,27 @@ def largest_group_bytes(run: RunSettings, *, prompt_tokens: int, answer_tokens: 
 
 
 def required_log_bytes(
-    run: RunSettings, *, prompt_tokens: int, answer_tokens: int, checkpoint_every: int
+    run: RunSettings,
+    *,
+    prompt_tokens: int,
+    answer_tokens: int,
+    checkpoint_every: int,
+    snapshot_every: int,
 ) -> int:
     """What a log must hold: nothing of a checkpoint interval may go, nor of what is under way.
 
-    (checkpoint_every + pace + 2) * groups_per_step largest groups: a redo needs the groups of every
-    step since the checkpoint; pace + 1 steps' worth are under way; one more is being trained.
+    (interval + pace + 2) * groups_per_step largest groups: a redo needs the groups of every step since
+    the checkpoint, and a policy those of every window since its snapshot; pace + 1 steps' worth are
+    under way; one more is being trained.
     """
-    steps = min(checkpoint_every, run.steps) + run.pace_steps + 2
+    steps = _interval(run, checkpoint_every, snapshot_every) + run.pace_steps + 2
     group = largest_group_bytes(run, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
     return steps * run.groups_per_step * group
+
+
+def _interval(run: RunSettings, checkpoint_every: int, snapshot_every: int) -> int:
+    """Steps whose groups must stay, the longer interval; no run has more than all of its own."""
+    return min(max(checkpoint_every, snapshot_every), run.steps)
 
 
 def refuse_small_logs(
@@ -43,6 +54,7 @@ def refuse_small_logs(
     prompt_tokens: int,
     answer_tokens: int,
     checkpoint_every: int,
+    snapshot_every: int,
     log_bytes: int,
 ) -> None:
     """Raises BadConfiguration with the arithmetic when `nats.log_bytes` is too small."""
@@ -51,13 +63,20 @@ def refuse_small_logs(
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
         checkpoint_every=checkpoint_every,
+        snapshot_every=snapshot_every,
     )
     if needed <= log_bytes:
         return
     group = largest_group_bytes(run, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    steps = _interval(run, checkpoint_every, snapshot_every)
+    what = (
+        f"checkpoint_every {steps}"
+        if checkpoint_every >= snapshot_every
+        else f"{steps} between snapshots of a policy with a memory"
+    )
     raise BadConfiguration(
         f"nats.log_bytes = {log_bytes:,}: expected at least {needed:,}, for "
-        f"(checkpoint_every {min(checkpoint_every, run.steps)} + pace {run.pace_steps} + 2) steps of "
+        f"({what} + pace {run.pace_steps} + 2) steps of "
         f"{run.groups_per_step} groups of up to {group:,} bytes; "
         "lower learner.checkpoint_every or run.pace, or raise nats.log_bytes"
     )

@@ -6,7 +6,7 @@ is its memory alone, since nothing of a window is left once it is closed.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.errors import BadConfiguration
@@ -84,20 +84,16 @@ def decide(
 
 
 def build(
-    settings: PolicySettings,
-    memories: Mapping[str, Memory] | None = None,
-    *,
-    measured: frozenset[str] = frozenset(),
+    settings: PolicySettings, *, measured: frozenset[str] = frozenset()
 ) -> tuple[Shadow, ...]:
-    """The shadows of a configuration, with what they remembered. BadConfiguration as for the live policy."""
-    known = memories or {}
+    """The shadows of a configuration. BadConfiguration as for the live policy."""
     found = [_build(table, measured) for table in settings.shadow]
     names = [name for name, _ in found]
     if len(set(names)) != len(names):
         raise BadConfiguration(
             f"policy.shadow names {', '.join(names)}: expected each once; `name` tells like ones apart"
         )
-    return tuple(Shadow(name, program, dict(known.get(name, {}))) for name, program in found)
+    return tuple(Shadow(name, program) for name, program in found)
 
 
 def _build(settings: ShadowSettings, measured: frozenset[str]) -> tuple[str, Program]:

@@ -52,7 +52,7 @@ class WindowMachine:
         snapshot: Snapshot | None = None,
         shadows: Sequence[Shadow] = (),
     ) -> None:
-        """shadows: with what they remembered when the snapshot was taken."""
+        """shadows: take up what they remembered when the snapshot was taken."""
         self.program, self.rules = program, rules
         self.recorded = recorded or Recorded()
         self._replay_end = max((r.verified_seq for r in self.recorded.groups.values()), default=0)
@@ -74,6 +74,9 @@ class WindowMachine:
         )
         self._memory: Memory = snapshot.memory if snapshot else {}
         self._shadows = tuple(shadows)
+        if snapshot:
+            for shadow in self._shadows:
+                shadow.memory = snapshot.shadows.get(shadow.name, {})
         self._sequencer = Sequencer(
             deterministic=rules.deterministic, broken=snapshot.broken if snapshot else None
         )

@@ -6,7 +6,7 @@ after it, and what is on record is taken over, never decided anew.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
@@ -23,6 +23,7 @@ from workers.policies.program import Program
 from workers.policies.publishing import ROLE, Publisher
 from workers.policies.restart import load_snapshot, read_annotated, recorded
 from workers.policies.settings import PolicySettings
+from workers.policies.shadows import Shadow
 from workers.policies.shadows import build as build_shadows
 from workers.policies.windows import WindowMachine
 
@@ -56,13 +57,20 @@ async def run(
             "since a window is published as one atomic batch"
         )
     program = Program(settings, measured)
-    build_shadows(settings, measured=measured)
-    worker = PolicyWorker(bus, run, program, settings, shares, measured, health)
+    shadows = build_shadows(settings, measured=measured)
+    every = snapshot_interval([program, *(shadow.program for shadow in shadows)])
+    rules = rules_of(run, settings, snapshot_every=every)
+    worker = PolicyWorker(bus, run, program, rules, shares, shadows, health)
     try:
         await worker.start()
         await worker.loop(stop)
     finally:
         await worker.close()
+
+
+def snapshot_interval(programs: Iterable[Program]) -> int:
+    """Windows between snapshots; the logs keep what came since the last one."""
+    return SNAPSHOT_EVERY if any(program.remembers for program in programs) else 1
 
 
 def rules_of(run: RunSettings, settings: PolicySettings, *, snapshot_every: int = 1) -> Rules:
@@ -82,15 +90,13 @@ class PolicyWorker:
         bus: Bus,
         run: RunSettings,
         program: Program,
-        settings: PolicySettings,
+        rules: Rules,
         shares: Mapping[str, float],
-        measured: frozenset[str],
+        shadows: Sequence[Shadow],
         health: Health,
     ) -> None:
         self._bus, self._run, self._program, self._health = bus, run, program, health
-        self._shares, self._settings, self._measured = dict(shares), settings, measured
-        many = SNAPSHOT_EVERY if program.remembers or settings.shadow else 1
-        self._rules = rules_of(run, settings, snapshot_every=many)
+        self._rules, self._shares, self._shadows = rules, dict(shares), shadows
         self._author = Author(writer_id(ROLE), program.name, program.version)
         self._ledger = LedgerFollower(bus, health)
         self._verified: Cursor | None = None
@@ -105,11 +111,10 @@ class PolicyWorker:
         view = self._ledger.view
         annotated, after = await read_annotated(self._bus, self._health)
         snapshot = await load_snapshot(self._bus, view)
-        remembered = snapshot.shadows if snapshot else {}
-        shadows = build_shadows(self._settings, remembered, measured=self._measured)
         self._machine = WindowMachine(
-            self._program, self._rules, self._shares, recorded(annotated, view), snapshot, shadows
-        )
+            self._program, self._rules, self._shares, recorded(annotated, view), snapshot,
+            self._shadows,
+        )  # fmt: skip
         self._publisher = Publisher(
             self._bus, self._ledger, self._author, self._program.mixer.name, after=after
         )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from broker.bus import Bus, Cursor, Stored
-from broker.errors import Poison, TooLong
+from broker.errors import Poison, SluiceError, TooLong
+from broker.messages import GroupRequested
 from broker.telemetry import Health
 from broker.topology import Log, is_unretained, kind_subjects
 from workers.dispatcher.newest import newest_train_request
@@ -123,6 +124,7 @@ async def catch_up(bus: Bus, state: State, health: Health) -> Followers:
     # Sequences go on even when every message before has been purged.
     state.sequence = (await bus.state(Log.REQUESTS)).last
     newest = await newest_train_request(bus)
+    _refuse_to_draw_again(state, newest)
     if newest is not None:
         state.apply_train_request(newest)
     ledger = await _follower(
@@ -135,6 +137,17 @@ async def catch_up(bus: Bus, state: State, health: Health) -> Followers:
     measured = tuple(kind_subjects(bus.run, "group_verified", p) for p in ("eval", "probe"))
     verified = await _follower(bus, Log.VERIFIED, state.apply_verified, measured)
     return Followers(annotated, ledger, verified)
+
+
+def _refuse_to_draw_again(state: State, newest: GroupRequested | None) -> None:
+    """The newest request must hold the counters as of the last draw: older ones draw what was drawn."""
+    counters = newest.mixture if newest is not None else None
+    known = sum(counters.positions.values()) if counters is not None else 0
+    if known < state.last_draw:
+        raise SluiceError(
+            f"REQUESTS holds draw {state.last_draw}, but the newest train request that can be read "
+            f"knows of {known}: expected logs that this version of the program has written"
+        )
 
 
 async def _follower(

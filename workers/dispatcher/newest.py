@@ -7,17 +7,20 @@ from broker.errors import Poison
 from broker.messages import GroupRequested
 from broker.topology import Log, kind_subjects
 
+SEARCH_LIMIT = 1000
+"""Messages looked at; a run whose newest requests cannot be read is no run to go on with."""
+
 log = structlog.get_logger()
 
 
 async def newest_train_request(bus: Bus, domain: str | None = None) -> GroupRequested | None:
-    """Of one domain, if given; None when there is none."""
+    """Of one domain, if given; None when there is none among the newest messages."""
     subject = kind_subjects(bus.run, GroupRequested.KIND, "train").removesuffix(">")
     subject += f"{domain}." if domain else ""
     stored = await bus.last(Log.REQUESTS, f"{subject}>")
     if stored is None:
         return None
-    first = (await bus.state(Log.REQUESTS)).first
+    first = max((await bus.state(Log.REQUESTS)).first, stored.sequence - SEARCH_LIMIT + 1)
     for sequence in range(stored.sequence, first - 1, -1):
         found = await bus.get(Log.REQUESTS, sequence)
         if found is None or not found.subject.startswith(subject):

@@ -36,7 +36,7 @@ from broker.topology import (
 )
 from workers.dispatcher.evaluation import Evaluations
 from workers.dispatcher.facts import Cohort, Life, Silence
-from workers.dispatcher.groups import FAILED, RUN_ENDED, Groups, Requested
+from workers.dispatcher.groups import FAILED, RUN_ENDED, Groups, Requested, TrainId
 from workers.dispatcher.spans import StepSpans
 
 STOP_REQUESTED, SAMPLE_SKIPPED = "stop_requested", "sample_skipped"
@@ -57,6 +57,8 @@ class State:
         """Last message in REQUESTS."""
         self.last_train_sequence = 0
         """Last train request in REQUESTS: it holds the position of the mixture."""
+        self.last_draw = 0
+        """Highest number of a draw in REQUESTS."""
         self.counters: MixtureCounters | None = None
         """As of the last train request."""
         self.mixture: MixtureUpdated | None = None
@@ -96,6 +98,7 @@ class State:
         group_id = stored.headers[H_GROUP]
         match stored.headers[H_PURPOSE]:
             case "train":
+                self.last_draw = max(self.last_draw, TrainId.parse(group_id).draw)
                 self.last_train_sequence = stored.sequence
                 self.groups.requested(Requested(group_id, request_seq, stored.sequence))
             case "eval":

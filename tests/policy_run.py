@@ -8,6 +8,7 @@ from broker.memory import MemoryBus, MemoryServer
 from broker.messages import (
     Event,
     GroupAnnotated,
+    GroupVerified,
     MixtureUpdated,
     RunDraining,
     RunEnded,
@@ -177,10 +178,23 @@ async def outcome(bus: Bus) -> tuple[object, object]:
 LOG = [MIXED, SOLVED, MIXED, SOLVED, SOLVED, MIXED, None, MIXED, SOLVED, MIXED]
 
 
-async def fill(bus: Bus, *, cohorts: bool = False) -> None:
-    for number, scores in enumerate(LOG, start=1):
+def unreadable(event: GroupVerified) -> GroupVerified:
+    """As a newer version would write it."""
+    return type("Newer", (GroupVerified,), {"SCHEMA": 99}).model_construct(**dict(event))
+
+
+async def fill(
+    bus: Bus,
+    *,
+    cohorts: bool = False,
+    log: Sequence[tuple[float, float] | None] = LOG,
+    unreadably: int | None = None,
+) -> None:
+    """log: scores of each group, None for one that failed. unreadably: one whose message cannot be read."""
+    for number, scores in enumerate(log, start=1):
         # Cohorts of two, which the windows of two fit.
         cohort = ((number + 1) // 2, 2) if cohorts else None
-        await bus.publish(
-            a_group_event(number, scores or MIXED, failed=scores is None, cohort=cohort)
-        )
+        event = a_group_event(number, scores or MIXED, failed=scores is None, cohort=cohort)
+        if unreadably is not None and event.request is not None:
+            await bus.publish(event.request)
+        await bus.publish(unreadable(event) if number == unreadably else event)

@@ -10,8 +10,14 @@ from ops import cli
 from ops.commands.policy import read_policy
 from tests.policy_builders import a_group_event, an_arrival
 from tests.policy_run import (
+    LOG,
+    MIXED,
+    SETTINGS,
+    SOLVED,
     Bus,
     a_bus,
+    annotated,
+    decided,
     fill,
     run_settings,
     work_until,
@@ -145,12 +151,13 @@ def test_a_policy_that_is_no_file_and_no_preset_is_refused_with_the_presets(tmp_
 # --- over what is on record -------------------------------------------------------------------
 
 
-async def replay(bus: Bus, settings: PolicySettings) -> list[Verdicts]:
+async def replay(bus: Bus, settings: PolicySettings, **changes: object) -> list[Verdicts]:
+    """changes: of the run's settings."""
     recorded, annotations = await decisions_on_record(bus)
     found = Replay(
         Program(settings),
         recorded,
-        rules_of(run_settings(), WITH_SHADOWS),
+        rules_of(run_settings(**changes), WITH_SHADOWS),
         annotations,
         ["math", "logic"],
     )
@@ -177,6 +184,29 @@ async def test_another_policy_over_the_record_says_what_it_said_as_a_shadow(numb
         one = said_now[event.group.group_id]
         assert (one.window, one.other_reason) == (event.window, event.reason)
         assert tuple(one.other) == event.annotations
+
+
+@pytest.mark.parametrize(
+    ("log", "number", "changes"),
+    [
+        ([MIXED, *[SOLVED] * 4, MIXED, MIXED, MIXED], 6, {}),
+        (LOG, 3, {"deterministic": True, "max_staleness": 0}),
+    ],
+    ids=["a window is cut at it", "a cohort has it"],
+)
+async def test_a_group_that_could_not_be_read_failed_in_the_replay_as_it_did_in_the_run(
+    log: list[tuple[float, float] | None], number: int, changes: dict[str, object]
+):
+    bus = a_bus()
+    await fill(bus, cohorts=bool(changes), log=log, unreadably=number)
+    await work_until(bus, decided(len(log), bus), settings=SETTINGS, **changes)
+
+    found = await replay(bus, SETTINGS, **changes)
+
+    windows = {one.event.group.group_id: one.window for one in found}
+    admitted = [e for e in await annotated(bus) if e.outcome == "admitted"]
+    assert {e.group.group_id: e.window for e in admitted}.items() <= windows.items()
+    assert admitted
 
 
 async def test_the_recorded_policy_over_its_own_record_agrees_with_itself():

@@ -38,6 +38,7 @@ from tests.policy_run import (
     poll,
     run_settings,
     started,
+    unreadable,
     work,
     work_until,
 )
@@ -102,9 +103,7 @@ async def test_groups_for_evaluation_are_none_of_its_business():
 
 async def test_an_unreadable_group_ends_as_failed_and_is_kept_aside():
     bus = a_bus()
-    event = a_group_event(1, MIXED)
-    unknown = type("Newer", (type(event),), {"SCHEMA": 99})
-    await bus.publish(unknown.model_construct(**dict(event)))
+    await bus.publish(unreadable(a_group_event(1, MIXED)))
 
     await work_until(bus, decided(1, bus))
 

@@ -4,6 +4,7 @@ The windows are the run's own, as recorded; what the other policy says of their 
 `[[policy.shadow]]` records in a run of the same requests.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,8 @@ class Replay:
         # groups of earlier runs of its id are on record like the others.
         self._machine = WindowMachine(
             Program(PolicySettings()),
-            rules,
+            # Nothing goes on from here, so that no snapshot is made.
+            replace(rules, snapshot_every=sys.maxsize),
             dict.fromkeys(domains, 1.0),
             replace(recorded, ended_requests=0, ended_verified=0, floor=0),
             shadows=[Shadow(program.name, program)],

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from broker.bus import Bus, Cursor, Stored
-from broker.errors import BadConfiguration, Poison
-from broker.messages import GroupRequested, GroupVerified, Incident
+from broker.errors import BadConfiguration
+from broker.messages import GroupVerified, Incident
 from broker.settings import RunSettings
 from broker.telemetry import Health, now_us, writer_id
-from broker.topology import H_GROUP, Log, group_from_headers, kind_subjects
+from broker.topology import Log, kind_subjects
 from workers.policies.decisions import Author, Decision, Rules
 from workers.policies.ledger import LedgerFollower
 from workers.policies.order import Arrival
 from workers.policies.program import Program
 from workers.policies.publishing import ROLE, Publisher
+from workers.policies.reading import arrival_of, verified_of
 from workers.policies.restart import load_snapshot, read_annotated, recorded
 from workers.policies.settings import PolicySettings
 from workers.policies.shadows import Shadow
@@ -175,46 +176,19 @@ class PolicyWorker:
 
     async def _arrival(self, stored: Stored) -> Arrival | None:
         """The message as the machine takes it; what cannot be read becomes a failed group."""
-        try:
-            event = stored.event()
-            if not isinstance(event, GroupVerified):
-                raise Poison(f"{stored.subject}: holds {event.KIND}, expected group_verified")
-        except Poison as error:
-            event = await self._unreadable(stored, str(error))
-        if event is None:
-            return None
-        if event.request is None:
-            # Cohorts are told by the request; requests are numbered as their log is.
-            event = event.model_copy(update={"request": await self._request(event)})
-        return Arrival(stored.sequence, event)
-
-    async def _unreadable(self, stored: Stored, reason: str) -> GroupVerified | None:
-        self._log.warning("unreadable group", sequence=stored.sequence, reason=reason)
-        await self._bus.dead_letter(stored, reason)
-        try:
-            group = group_from_headers(stored.headers)
-        except (KeyError, ValueError):
-            detail = f"VERIFIED {stored.sequence} names no group: {reason}"
-            incident = Incident(
-                writer_id=self._author.writer_id, at_us=now_us(),
-                kind="unreadable", role=ROLE, detail=detail,
-            )  # fmt: skip
-            await self._bus.publish(incident)
-            return None
-        return GroupVerified(
-            writer_id=self._author.writer_id, at_us=now_us(), group=group, status="failed",
-            reason=f"undecodable: {reason}", request=None, generations=(), verdicts=(),
+        event, unreadable = verified_of(stored)
+        if unreadable:
+            self._log.warning("unreadable group", sequence=stored.sequence, reason=unreadable)
+            await self._bus.dead_letter(stored, unreadable)
+        if event is not None:
+            return await arrival_of(self._bus, stored.sequence, event)
+        detail = f"VERIFIED {stored.sequence} names no group: {unreadable}"
+        incident = Incident(
+            writer_id=self._author.writer_id, at_us=now_us(),
+            kind="unreadable", role=ROLE, detail=detail,
         )  # fmt: skip
-
-    async def _request(self, event: GroupVerified) -> GroupRequested | None:
-        stored = await self._bus.get(Log.REQUESTS, event.group.request_seq)
-        if stored is None or stored.headers.get(H_GROUP) != event.group.group_id:
-            return None
-        try:
-            found = stored.event()
-        except Poison:
-            return None
-        return found if isinstance(found, GroupRequested) else None
+        await self._bus.publish(incident)
+        return None
 
     async def _drain_if_due(self, now: float, *, idle: bool) -> None:
         """Close the last window when the open groups were seen, or have been waited for long enough."""

@@ -62,13 +62,15 @@ def recorded(annotated: list[Stored], view: LedgerView) -> Recorded:
                 outcome=found[H_OUTCOME],
                 reason=found[H_REASON],
             )
+            group_id = found[H_GROUP]
+            cut = (int(found[H_WINDOW]), int(found[H_CUT])) if H_WINDOW in found else None
         except (KeyError, ValueError) as error:
             # No policy of this program wrote it: it decides nothing.
             log.warning("decision ignored", sequence=stored.sequence, reason=repr(error))
             continue
-        groups[found[H_GROUP]] = record
-        if H_WINDOW in found:
-            cuts[int(found[H_WINDOW])] = int(found[H_CUT])
+        groups[group_id] = record
+        if cut is not None:
+            cuts[cut[0]] = cut[1]
     if view.mixture is not None and view.mixture.update_no:
         # The update is published just before its window: it fixes the cut, whatever came between.
         cuts.setdefault(view.mixture.window, view.mixture.cut)

@@ -196,6 +196,7 @@ async def test_nothing_is_asked_for_while_the_ledger_is_nearly_full(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(worker, "SHOW_FULL_S", 0.1)
     run = a_run(steps=3)
     world = a_world(run, MemoryServer(log_bytes=400_000))
     await world.begin()

@@ -1,9 +1,44 @@
-"""The one thing a loop is waiting for, named in the process's status for as long as it lasts."""
+"""What a loop is waiting for, named in the process's status for as long as it lasts, and how long it may."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 
 from broker.telemetry import Health
+
+FULL_LIMIT_S = 24 * 3600.0
+"""With a full log: only a reader that comes back, or a person, can make room."""
+
+
+@dataclass
+class Stillness:
+    """For how long nothing has moved, and how long that may be; the clock is the caller's."""
+
+    now: float
+    moves: int
+    moved_at: float
+    full_at: float
+    """A log was full, or something moved."""
+
+    @classmethod
+    def since(cls, now: float, moves: int) -> "Stillness":
+        return cls(now, moves, now, now)
+
+    def look(self, now: float, moves: int, *, full: bool) -> None:
+        self.now = now
+        if moves != self.moves:
+            self.moves, self.moved_at = moves, now
+        if full:
+            self.full_at = now
+        self.full_at = max(self.full_at, self.moved_at)
+
+    @property
+    def idle_s(self) -> float:
+        return self.now - self.moved_at
+
+    def limit_s(self, usual_s: float) -> float:
+        """Of idle_s: the usual one counts from when there was space."""
+        return min(usual_s + self.full_at - self.moved_at, max(usual_s, FULL_LIMIT_S))
 
 
 class CurrentWait:

@@ -43,15 +43,15 @@ from workers.dispatcher.sources import Source
 from workers.dispatcher.sources import load as load_sources
 from workers.dispatcher.state import State
 from workers.dispatcher.training import Training
-from workers.dispatcher.waits import CurrentWait
+from workers.dispatcher.waits import FULL_LIMIT_S, CurrentWait, Stillness
 
 POLL_S = 0.5
 START_LIMIT_S = 6 * 3600.0
 """For the warm-up, the first model weights and the first mixture."""
 IDLE_LIMIT_S = 3600.0
-"""Without any news from any log for so long, a run ends as making no progress, unless a log is full."""
+"""Without any news from any log for so long, with space in all, a run ends as making no progress."""
 SHOW_FULL_S = 2.0
-"""When nothing has moved for so long, a full log is what everybody waits for."""
+"""When nothing has moved for so long, a full log may be what everybody waits for."""
 COHORT_LIMIT = 1000
 """Messages in one atomic batch."""
 
@@ -200,58 +200,60 @@ class Dispatcher:
     stop: asyncio.Event
 
     async def live(self) -> None:
-        moved_at, moves = time.monotonic(), self.state.moves
+        still = Stillness.since(time.monotonic(), self.state.moves)
         with CurrentWait(self.health) as wait:
             while not self.stop.is_set():
-                if self.state.moves != moves:
-                    moved_at, moves = time.monotonic(), self.state.moves
-                if await self._turn(wait, idle_s=time.monotonic() - moved_at):
+                still.look(time.monotonic(), self.state.moves, full=bool(self.janitor.full))
+                if await self._turn(wait, still):
                     return
                 self._note()
                 await self.followers.any_news(POLL_S)
 
-    async def _turn(self, wait: CurrentWait, *, idle_s: float) -> bool:
-        """Do everything that is due; True when the run has ended. idle_s: since anything moved."""
+    async def _turn(self, wait: CurrentWait, still: Stillness) -> bool:
+        """Do everything that is due; True when the run has ended."""
         await self.training.report_given_up()
-        ending = self._why_drain(idle_s)
+        ending = self._why_drain(still)
         if ending is not None:
             await self.finishing.drain(ending)
         if self.state.life.is_draining:
-            return await self.finishing.work(wait, idle_s)
-        if self.janitor.ledger_is_tight:
-            wait.name("space in LEDGER", None)
-            return False
+            return await self.finishing.work(wait, still.idle_s)
+        if not self.janitor.ledger_is_tight:
+            await self._request()
+        self._name_wait(wait, still)
+        return False
+
+    async def _request(self) -> None:
         # Evaluations first: where they come among the requests then depends on steps alone.
         if self.state.published is not None:
             for version in self.evaluating.due():
                 await self.evaluating.work(version, hurried=False)
         await self.training.request()
-        self._name_wait(wait, idle_s)
-        return False
 
-    def _why_drain(self, idle_s: float) -> Ending | None:
+    def _why_drain(self, still: Stillness) -> Ending | None:
         if self.state.life.is_draining:
             return None
         ending = why_drain(self.state, self.run, exhausted=self.training.exhausted)
-        stands_still = idle_s > IDLE_LIMIT_S and not self.janitor.full
+        stands_still = still.idle_s > still.limit_s(IDLE_LIMIT_S)
         if ending is None and self.state.published is not None and stands_still:
-            return Ending("no_progress", f"nothing has moved for {IDLE_LIMIT_S} s")
+            return Ending("no_progress", f"nothing has moved for {still.idle_s:.0f} s")
         return ending
 
-    def _name_wait(self, wait: CurrentWait, idle_s: float) -> None:
-        if self.janitor.full and idle_s > SHOW_FULL_S:
-            # Only a reader that comes back, or a person, can make room; that may take as long as it takes.
-            wait.name(f"space in {', '.join(self.janitor.full)}", None)
-            return
+    def _name_wait(self, wait: CurrentWait, still: Stillness) -> None:
         if self.state.published is None:
-            wait.name("model weights of version 0 from the learner", START_LIMIT_S)
+            what, limit_s = "model weights of version 0 from the learner", START_LIMIT_S
         elif self.state.mixture is None:
-            wait.name("the mixture from the policy", START_LIMIT_S)
+            what, limit_s = "the mixture from the policy", START_LIMIT_S
         else:
-            wait.name("groups to end", IDLE_LIMIT_S)
-            return
-        if idle_s > START_LIMIT_S:
-            raise TooLong(f"dispatcher: waited {START_LIMIT_S} s for {wait.what}")
+            what, limit_s = "groups to end", IDLE_LIMIT_S
+        starting = self.state.published is None or self.state.mixture is None
+        if starting and still.idle_s > still.limit_s(limit_s):
+            raise TooLong(f"dispatcher: waited {still.idle_s:.0f} s for {what}")
+        if self.janitor.full and still.idle_s > SHOW_FULL_S:
+            what, limit_s = (
+                f"{what}; space in {', '.join(self.janitor.full)} may be lacking",
+                FULL_LIMIT_S,
+            )
+        wait.name(what, limit_s)
 
     def _note(self) -> None:
         state = self.state

@@ -52,7 +52,8 @@ def take(frame: wire.Frame, call: Call) -> None:
                 graded.findings[index] = Finding(**fields)  # type: ignore[arg-type]
                 graded.latency_ms[index] = latency_ms
         case "done":
-            if call.frame.get("classify"):
+            # An answer judged alone says nothing about the others.
+            if call.frame.get("classify") or call.frame.get("quick"):
                 of = cast("dict[int, int]", frame["classes"])
                 graded.classes = Classes(of, tuple(cast("list[int]", frame["unresolved"])))
             call.done = True

@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import cast
@@ -41,7 +41,7 @@ def serve(connection: socket.socket, memory_bytes: int) -> None:
     try:
         while (call := wire.read(connection)) is not None:
             for frame in _answer(call):
-                connection.sendall(wire.pack(frame))
+                connection.sendall(wire.pack({**frame, "cpu_s": time.process_time()}))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except ConnectionError:
@@ -66,13 +66,11 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
     alone_s = verifier.alone_s()
     yield {"at": "ready", "verifier": name, "version": version, "alone_s": alone_s}
     answers = cast("list[tuple[int, str]]", call.get("answers", []))
+    keyed = [Answer(*pair) for pair in cast("list[tuple[int, str, str]]", call.get("classify", []))]
     # In the quick lane a slow verifier judges nothing: the pool asks again, an answer at a time.
     if answers and not (call.get("quick") and alone_s > 0):
-        yield from _judge(verifier, cast("str | None", call["target"]), item, answers)
-    keyed = cast("list[tuple[int, str, str]]", call.get("classify", []))
-    found = classify(
-        verifier, [Answer(*answer) for answer in keyed], item, seconds=cast(float, call["seconds"])
-    )
+        keyed = yield from _judge(verifier, cast("str | None", call["target"]), item, answers)
+    found = classify(verifier, keyed, item, seconds=cast(float, call["seconds"]))
     yield {"at": "done", "classes": found.of, "unresolved": list(found.unresolved)}
 
 
@@ -93,11 +91,13 @@ def _judge_canaries(name: str) -> None:
 
 def _judge(
     verifier: Verifier, target: str | None, item: Json, answers: list[tuple[int, str]]
-) -> Iterator[wire.Frame]:
+) -> Generator[wire.Frame, None, list[Answer]]:
+    """Tells the findings; returns the answers that have a key."""
     target, problem = _checked_target(verifier, target, item)
     yield {"at": "gold"}
     told = time.monotonic()
     findings: list[tuple[int, dict[str, object], float]] = []
+    keyed: list[Answer] = []
     for index, text in answers:
         started = time.monotonic()
         finding = judge(verifier, text, target, item) if problem is None else problem
@@ -107,11 +107,15 @@ def _judge(
                 "ungradable", None, answer.extracted, answer.answer_key, problem.detail
             )
         now = time.monotonic()
-        findings.append((index, asdict(_short(finding)), (now - started) * 1e3))
+        finding = _short(finding)
+        findings.append((index, asdict(finding), (now - started) * 1e3))
+        if finding.extracted is not None and finding.answer_key is not None:
+            keyed.append(Answer(index, finding.extracted, finding.answer_key))
         if now - told > FLUSH_S:
             yield {"at": "found", "findings": findings}
             findings, told = [], now
     yield {"at": "found", "findings": findings}
+    return keyed
 
 
 def _checked_target(

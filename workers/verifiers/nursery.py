@@ -54,6 +54,8 @@ class Grader:
         self.reader = reader
         self.writer = writer
         self.calls = 0
+        self.told_cpu_s = 0.0
+        """Processor time it had used when it sent its last frame."""
 
     def cpu_s(self) -> float:
         """Processor time used so far; 0 when the process is gone."""

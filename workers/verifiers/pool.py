@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from broker.messages import Json
 from workers.verifiers import wire
@@ -110,7 +110,8 @@ class Pool:
             return graded
         missing = [pair for pair in todo if pair[0] not in graded.findings]
         await asyncio.gather(*(self._by_itself(base, graded, *pair) for pair in missing))
-        await self._classify(base, graded)
+        if missing or not call.done:
+            await self._classify(base, graded)
         return graded
 
     # --- lanes ------------------------------------------------------------------------------------
@@ -207,14 +208,15 @@ class Pool:
     async def _word(self, grader: Grader, limit_s: float, quick: bool) -> wire.Frame:
         """The next frame. Raises Hung, and what reading raises when the grader is gone."""
         reading = asyncio.create_task(wire.receive(grader.reader))
-        started, cpu_before = time.monotonic(), grader.cpu_s()
+        started = time.monotonic()
         try:
-            while not reading.done():
-                waited, used = time.monotonic() - started, grader.cpu_s() - cpu_before
+            while not (await asyncio.wait({reading}, timeout=min(SLICE_S, limit_s)))[0]:
+                waited, used = time.monotonic() - started, grader.cpu_s() - grader.told_cpu_s
                 if self._expired(grader, waited, used, limit_s, quick):
                     raise Hung(used)
-                await asyncio.wait({reading}, timeout=SLICE_S)
-            return reading.result()
+            frame = reading.result()
+            grader.told_cpu_s = cast(float, frame["cpu_s"])
+            return frame
         finally:
             reading.cancel()
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from broker.specs import code_in
+
 Turn = tuple[str, str]
 """(role, content)."""
 Prompt = str | tuple[Turn, ...]
@@ -172,6 +174,9 @@ def _number(value: object) -> float | None:
 def _verifier(value: object, tests: object) -> Mapping[str, Any] | None:
     if value is None:
         return {"name": "code"} if tests is not None else None
+    code = code_in(value)
+    if code is not None:
+        raise ValueError(f"verifier {code!r:.80} is code: only a configuration may name that")
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

@@ -13,8 +13,11 @@ from ops.cli import main
 from store.datasets import importing, layout, stored
 from store.datasets.keys import Keys
 from store.datasets.rows import Row, read
+from workers.dispatcher.settings import SourceSettings
+from workers.dispatcher.stored import load
 
 pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 ROWS: list[dict[str, Any]] = [
     {"prompt": "1 + 1 = ", "target": 2, "difficulty": 1, "level": 1, "domain": "sums"},
     {"prompt": [{"role": "user", "content": "caf\u0065\u0301?"}], "ground_truth": "yes", "id": "b"},
@@ -92,6 +95,10 @@ def test_verls_columns_are_where_verl_looks_for_them(tmp_path: Path):
     assert (row["data_source"], row["ability"]) == ("gsm8k", "math")
 
 
+def a_sum_with(part: object) -> dict[str, object]:
+    return {"name": "compose", "parts": [{"verifier": "exact"}, {"verifier": part}]}
+
+
 BAD = [
     ("{", "not JSON"),
     ("[1]", "expected an object"),
@@ -104,6 +111,20 @@ BAD = [
     ({"prompt": "x", "target": "1", "extra_info": {"index": -1}}, "index is -1"),
     ({"prompt": "x", "target": "1", "difficulty": "hard"}, "difficulty is 'hard'"),
     ({"prompt": "x", "target": "1", "verifier": {"nam": 1}}, "verifier is"),
+    ({"prompt": "x", "target": "1", "verifier": "/x.py:Mine"}, "/x.py:Mine' is code"),
+    ({"prompt": "x", "target": "1", "verifier": {"name": "/x.py:Mine"}}, "/x.py:Mine' is code"),
+    (
+        {"prompt": "x", "target": "1", "verifier": a_sum_with("/x.py:Mine")},
+        "/x.py:Mine' is code",
+    ),
+    (
+        {"prompt": "x", "target": "1", "verifier": a_sum_with({"name": "/x.py:Mine"})},
+        "/x.py:Mine' is code",
+    ),
+    (
+        {"prompt": "x", "target": "1", "verifier": a_sum_with(a_sum_with("/x.py:Mine"))},
+        "/x.py:Mine' is code",
+    ),
     ({"prompt": "x", "test_cases": []}, "test_cases is"),
     ('{"prompt": "\\ud800", "target": "1"}', "lone surrogate"),
     ({"prompt": "x", "target": "1", "id": "b"}, "id b is already that of row 2"),
@@ -126,6 +147,24 @@ def test_a_bad_row_is_named_by_number_and_reason(bad: object, reason: str, tmp_p
     refused = json.loads((folder / layout.REFUSED).read_text())
     assert refused["row"] == 5
     assert not list((tmp_path / "data" / "tasks").glob(".import-*"))
+
+
+def test_a_parquet_file_names_no_code_to_import(tmp_path: Path):
+    mark = tmp_path / "mark"
+    (tmp_path / "mine.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    row = {
+        "prompt": "x",
+        "target": "1",
+        "verifier": json.dumps(a_sum_with(f"{tmp_path}/mine.py:M")),
+    }
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+
+    source = SourceSettings.model_validate({"domain": "d", "path": path})
+    with pytest.raises(BadConfiguration, match=r"rows.parquet:1: .*mine.py:M' is code"):
+        load(path, source, max_rows=None)
+    assert main(["data", "import", str(path), "--datasets", str(tmp_path / "data")]) == 2
+    assert not mark.exists()
 
 
 def test_the_command_refuses_what_its_verifier_could_never_grade(

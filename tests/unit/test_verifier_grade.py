@@ -67,6 +67,7 @@ def test_a_line_carries_what_its_own_verifier_needs(tmp_path: Path):
         ({"id": 1, "gold": "1"}, ":2: response: expected text"),
         ({"response": "1", "verifier": "nonsense"}, r":2: .*nonsense"),
         ({"response": "1", "verifier": 3}, ":2: verifier"),
+        ({"response": "1", "verifier": "./mine.py:Mine"}, ":2: verifier './mine.py:Mine' is code"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named_by_number(tmp_path: Path, line: object, reason: str):

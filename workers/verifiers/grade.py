@@ -14,6 +14,7 @@ from typing import cast
 
 from broker.errors import BadConfiguration
 from broker.messages import Json
+from broker.specs import code_in
 from workers.verifiers import registry
 from workers.verifiers.pool import Pool
 from workers.verifiers.protocol import Finding
@@ -107,6 +108,11 @@ def read_line(raw: bytes, number: int, origin: str, verifier: Specification) -> 
     own = row.get("verifier", verifier)
     if not isinstance(own, str | dict):
         raise BadConfiguration(f"{where}: verifier: expected a name or an object, got {own!r:.80}")
+    code = code_in(row.get("verifier"))
+    if code is not None:
+        raise BadConfiguration(
+            f"{where}: verifier {code!r:.80} is code: only --verifier may name that"
+        )
     try:
         registry.build(cast(Specification, own))
     except BadConfiguration as error:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from broker.errors import BadConfiguration
 from tests.unit.test_policies_mixers import a_history
 from workers.policies.mixers_levels import Curriculum, Difficulty, controlled, stepped
+from workers.policies.program import Program
 from workers.policies.settings import PolicySettings
 from workers.policies.shortfall import shortfall
 from workers.policies.statistics import DomainState
@@ -45,10 +46,19 @@ def test_a_level_worth_learning_gets_back_a_quarter_up_to_its_static_share():
     np.testing.assert_allclose(found, np.array([0.5, 0.11, 0.4]) / 1.01)
 
 
-def test_five_percent_is_not_below_a_threshold_of_ten_by_rounding():
-    shares, half = np.array([0.5, 0.5]), np.array([0.1, 0.6])
+def test_a_rate_at_a_threshold_is_not_beyond_it():
+    shares = np.array([0.4, 0.3, 0.3])
 
-    assert controlled(shares, half, shares).tolist() == shares.tolist()
+    at = controlled(shares, np.array([0.6, 0.1, 0.9]), shares)
+    beyond = controlled(shares, np.array([0.6, 0.0999, 0.9001]), shares)
+
+    assert at.tolist() == shares.tolist()
+    np.testing.assert_allclose(beyond, np.array([0.4, 0.15, 0.15]) / 0.7)
+
+
+def test_a_floor_that_the_levels_cannot_all_have_is_refused():
+    with pytest.raises(BadConfiguration, match=r"floor 0\.5: expected below 1/2 for 2 domains"):
+        Difficulty(floor=0.5)(rates(1, 2))
 
 
 @settings(deadline=None)
@@ -150,6 +160,8 @@ def test_near_enough_shares_and_few_groups_need_no_reason():
 
 
 def test_the_static_mix_of_the_chapter_is_a_table_of_shares():
-    mixer = {"name": "static", "shares": NAMES}
+    policy = PolicySettings.model_validate({"mixer": {"name": "static", "shares": NAMES}})
 
-    assert PolicySettings.model_validate({"mixer": mixer}).mixer == mixer
+    found = Program(policy).mixer.method(rates(1, 2, 3, 4))
+
+    np.testing.assert_allclose(found, STATIC)

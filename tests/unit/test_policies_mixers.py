@@ -230,6 +230,16 @@ def test_shares_move_only_after_the_warm_up_and_every_so_many_updates():
     assert moved == [4, 6, 8]
 
 
+@pytest.mark.parametrize("mixer", [DumpUcb, Tscl])
+def test_single_answers_of_which_scores_alone_are_known_are_no_ground_for_more(
+    mixer: type[DumpUcb | Tscl],
+):
+    with pytest.raises(ValueError, match="expected reads = 'reward'"):
+        mixer(by="row")
+
+    assert mixer(by="row", reads="reward").by == "row"
+
+
 def test_a_floor_that_leaves_nothing_is_refused():
     with pytest.raises(BadConfiguration, match="expected below 1/3"):
         adapted(RewardGap(floor=0.4))

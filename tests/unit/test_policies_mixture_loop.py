@@ -110,7 +110,7 @@ def test_groups_that_are_filtered_are_a_shortfall_with_its_reason():
     assert "(filtered:dynamic_sampling " in last.reason
 
 
-def test_the_published_mixers_all_favour_the_easiest_domain():
+def test_the_published_mixers_favour_the_easiest_domain_or_the_hardest():
     shares = {
         name: {s.domain: s.target for s in looped(400, preset=f"dataflex:{name}").windows[-1].shares}
         for name in ("dump_ucb", "tscl", "reward_gap")

@@ -8,10 +8,10 @@ Shape legend: D domains.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from broker.errors import BadConfiguration
 from workers.policies.mixers import MIXERS, History
@@ -27,6 +27,14 @@ def softmax(values_D: np.ndarray, temperature: float) -> np.ndarray:
 def with_floor(shares_D: np.ndarray, floor: float) -> np.ndarray:
     """(D,) summing to 1, none below `floor`: f + (1 - D f) p."""
     return floor + (1 - len(shares_D) * floor) * shares_D
+
+
+def refuse_floor(floor: float, count: int) -> None:
+    """BadConfiguration where that many domains cannot all have the floor and one of them more."""
+    if count * floor >= 1:
+        raise BadConfiguration(
+            f"policy.mixer floor {floor}: expected below 1/{count} for {count} domains"
+        )
 
 
 def with_published_floor(shares_D: np.ndarray, floor: float) -> np.ndarray:
@@ -63,10 +71,7 @@ class Adaptive(Method, ABC):
 
     def __call__(self, history: History) -> np.ndarray:
         count = len(history.domains)
-        if count * self.floor >= 1:
-            raise BadConfiguration(
-                f"policy.mixer floor {self.floor}: expected below 1/{count} for {count} domains"
-            )
+        refuse_floor(self.floor, count)
         seen = np.arange(count)
         if self.unseen == "keep":
             seen = np.flatnonzero([len(rewards) > 0 for rewards in history.rewards])
@@ -83,6 +88,16 @@ class Adaptive(Method, ABC):
     def rewards(self, history: History, seen: np.ndarray) -> np.ndarray:
         """Mean reward of each seen domain."""
         return _means(history.recent if self.by == "row" else history.rewards, seen)
+
+
+M = TypeVar("M", bound=Adaptive)
+
+
+def refuse_by_row(mixer: M, *, reads: str) -> M:
+    """ValueError: of single answers the scores are known and nothing else."""
+    if mixer.by == "row" and reads != "reward":
+        raise ValueError(f"by 'row' with reads {reads!r}: expected reads = 'reward'")
+    return mixer
 
 
 def _means(values: Sequence[Sequence[float]], seen: np.ndarray) -> np.ndarray:
@@ -113,6 +128,10 @@ class DumpUcb(Adaptive):
     c: float = Field(default=1.0, ge=0)
     reads: Literal["advantage", "reward"] = "advantage"
 
+    @model_validator(mode="after")
+    def _by_what_is_kept(self) -> "DumpUcb":
+        return refuse_by_row(self, reads=self.reads)
+
     def values(self, history: History, seen: np.ndarray) -> np.ndarray:
         advantage = self.reads == "advantage"
         read = _means(history.magnitudes, seen) if advantage else self.rewards(history, seen)
@@ -130,6 +149,10 @@ class Tscl(Adaptive):
     temperature: float = Field(default=0.01, gt=0)
     signed: bool = False
     reads: Literal["slope", "reward"] = "slope"
+
+    @model_validator(mode="after")
+    def _by_what_is_kept(self) -> "Tscl":
+        return refuse_by_row(self, reads=self.reads)
 
     def values(self, history: History, seen: np.ndarray) -> np.ndarray:
         if self.reads == "reward":

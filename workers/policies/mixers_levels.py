@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from workers.policies.mixers import MIXERS, History, stated
-from workers.policies.mixers_adaptive import with_floor
+from workers.policies.mixers_adaptive import refuse_floor, with_floor
 from workers.policies.registry import Method
 
 
@@ -82,6 +82,7 @@ class Difficulty(Method):
         return self.every
 
     def __call__(self, history: History) -> np.ndarray:
+        refuse_floor(self.floor, len(history.domains))
         static_D = stated(self.shares, history)
         if history.update_no == 0:
             return static_D
@@ -111,10 +112,11 @@ def stepped(level: int, rate: float, levels: int, *, up: float = 0.7, down: floa
 class Curriculum(Method):
     """Levels are opened one by one as the newest is solved, as Reasoning Gym does (C6) [CODE].
 
-    Equal shares over the open levels. After `last_k` graded answers of the newest since it was opened
-    or last looked at: more than `up` solved opens the next, less than `down` closes it; the board is
-    cleared by a change. Reasoning Gym takes last_k 2560 for Knights & Knaves and 20 elsewhere, down
-    .3 and in others .2 or .1; the mean here is over all answers of the level, not of one group.
+    Equal shares over the open levels. Once `last_k` answers of the newest were graded since it became
+    the newest, every update looks at its last windows, as many as hold `last_k`: more than `up` solved
+    opens the next level, less than `down` closes this one. Reasoning Gym takes last_k 2560 for Knights
+    & Knaves and 20 elsewhere, down .3 and in others .2 or .1; the mean here is over all answers of the
+    level, not of one group.
     """
 
     window: int = Field(default=50, ge=1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration
 from broker.messages import ChatTurn
+from store.datasets import importing
 from tests.dispatcher_world import CHARACTERS, a_tokenizer_folder
 from workers.dispatcher import generators, jsonl, sources
 from workers.dispatcher.gsm8k import parse_answer
@@ -397,6 +398,41 @@ def test_a_row_that_is_held_out_is_not_trained_on(rows: Rows, renderer: Renderer
     source = a_source(renderer, **changes, skip_bad=True)
     assert [sample.prompt for sample in source.evaluation()] == ["2"]
     assert {source.sample(n)[0].prompt for n in range(10)} == {"1"}
+
+
+def test_held_out_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, renderer: Renderer):
+    found = [{"prompt": "1+1", "target": "2"}, {"prompt": "1+2", "target": None, "labeled": False}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, found)))
+    held_out, _ = importing.run(tmp_path / "rows.jsonl", "held", tmp_path, check=lambda row: None)
+    source: dict[str, object] = {"eval_path": held_out, "eval_items": 2}
+    train = tmp_path / "train.jsonl"
+    train.write_text('{"prompt": "2+2", "target": "4"}')
+
+    with pytest.raises(
+        BadConfiguration, match=r"1 of 2 held-out rows are unlabelled; the first is held:\w+:1"
+    ):
+        sources.load([settings(train, **source)], renderer, seed=0)
+    (loaded,) = sources.load([settings(train, skip_bad=True, **source)], renderer, seed=0)
+
+    assert [sample.target for sample in loaded.evaluation()] == ["2"]
+
+
+def test_levels_are_the_rows_own_and_have_no_passes(rows: Rows, renderer: Renderer):
+    path = rows(
+        {"prompt": "1", "target": "1", "level": "easy"},
+        {"prompt": "2", "target": "2", "level": 7, "difficulty": 3},
+        {"prompt": "3", "target": "3", "difficulty": 3},
+    )
+    levels = {"easy": 1.0, "7": 1.0, "3": 1.0}
+
+    (loaded,) = sources.load([settings(path, levels=levels)], renderer, seed=0)
+
+    assert [item.level for item in loaded.train.items] == ["easy", "7", None]
+    assert {loaded.sample(n)[0].prompt for n in range(100)} == {"1", "2", "3"}
+    with pytest.raises(BadConfiguration, match=r"options\.passes = 2: expected none beside levels"):
+        sources.load([settings(path, levels=levels, options={"passes": 2})], renderer, seed=0)
+    with pytest.raises(BadConfiguration, match="level is True"):
+        load_rows(rows({"prompt": "1", "target": "1", "level": True}))
 
 
 def test_held_out_items_of_a_file_need_a_file_of_their_own(rows: Rows, renderer: Renderer):

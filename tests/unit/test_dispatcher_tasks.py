@@ -5,7 +5,9 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from broker.errors import BadConfiguration
 from store.datasets import importing
@@ -50,7 +52,7 @@ def test_no_two_puzzles_are_the_same_and_their_own_solution_is_right():
 
 
 def test_the_number_of_people_is_checked():
-    for wrong in (1, 9, [], [2, 30]):
+    for wrong in (1, 9, [], [2, 30], [2, 3, 2]):
         with pytest.raises(ValueError, match="people"):
             Knights(people=wrong)
 
@@ -78,6 +80,8 @@ def test_a_level_follows_the_tasks_curriculum():
         Reasoning(dataset="gsm_symbolic", level=0)
     with pytest.raises(ValueError, match="not registered"):
         Reasoning(dataset="no_such_task")
+    with pytest.raises(ValueError, match="config names n_people, which level = 1 sets"):
+        Reasoning(dataset="knights_knaves", level=1, config={"n_people": 3})
 
 
 def test_an_imported_dataset_is_a_source_with_its_rows_own_verifiers(tmp_path: Path):
@@ -107,6 +111,21 @@ def test_an_imported_dataset_is_a_source_with_its_rows_own_verifiers(tmp_path: P
             SourceSettings(domain="d", path=folder, options={"row_domian": "y"}),
             max_rows=None,
         )
+
+
+def test_two_rows_with_one_index_would_have_one_sample_key_and_are_refused(tmp_path: Path):
+    rows = [
+        {"prompt": p, "target": "1", "extra_info": {"index": n}}
+        for p, n in zip("abc", (4, 0, 4), strict=True)
+    ]
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    settings = SourceSettings(domain="d", path=path)
+
+    with pytest.raises(BadConfiguration, match=r"t\.parquet:3: index 4: .* row 1 has it too"):
+        stored.load(path, settings, max_rows=None)
+
+    assert [item.index for item in stored.load(path, settings, max_rows=2).items] == [4, 0]
 
 
 def leveled(counts: dict[str, int]) -> list[Item]:
@@ -142,3 +161,7 @@ def test_shares_are_rounded_to_a_hundred_draws_and_unknown_levels_are_refused():
     assert quotas({"a": 1, "b": 1, "c": 1}) == {"a": 34, "b": 33, "c": 33}
     with pytest.raises(BadConfiguration, match=r"source\.d\.levels\.L9: no item has that level"):
         LevelMix.of(leveled({"L1": 1}), {"L9": 1.0}, "d")
+    with pytest.raises(
+        BadConfiguration, match=r"source\.d\.levels\.L2 = 0\.1: .* one in 100 draws"
+    ):
+        LevelMix.of(leveled({"L1": 1, "L2": 1}), {"L1": 99.9, "L2": 0.1}, "d")

@@ -105,7 +105,9 @@ def _item(
     if not isinstance(extra, dict):
         raise ValueError(f"options is {extra!r:.60}; expected a table")
     number = None if difficulty is None else float(difficulty)
-    return Item(line_no - 1, prompt, target, solution, number, extra), steps
+    level = row.get("level")
+    level = None if level is None else _text(level, "level")
+    return Item(line_no - 1, prompt, target, solution, number, extra, level=level), steps
 
 
 def _row(line: bytes) -> Mapping[str, object]:

@@ -39,7 +39,7 @@ class LevelMix:
 
     @classmethod
     def of(cls, items: Sequence[Item], shares: Mapping[str, float], name: str) -> "LevelMix":
-        """Raises BadConfiguration for a level that no item has."""
+        """Raises BadConfiguration for a level that no item has, or that no draw would take."""
         places: dict[str, list[int]] = {level: [] for level in shares}
         for place, item in enumerate(items):
             places.get(level_of(item), []).append(place)
@@ -49,7 +49,14 @@ class LevelMix:
             raise BadConfiguration(
                 f"source.{name}.levels.{empty[0]}: no item has that level; there are: {there}"
             )
-        return cls(places, quotas(shares))
+        quota = quotas(shares)
+        never = next((level for level, draws in quota.items() if not draws), None)
+        if never is not None:
+            raise BadConfiguration(
+                f"source.{name}.levels.{never} = {shares[never]:g}: expected a share of which one in "
+                f"{BLOCK} draws is left; all sum to {sum(shares.values()):g}"
+            )
+        return cls(places, quota)
 
     def place(self, position: int, key: str) -> tuple[int, int]:
         """(place among the items, pass through its level) of the draw with that number, from 0."""

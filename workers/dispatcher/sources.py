@@ -90,7 +90,7 @@ def _load_one(settings: SourceSettings, renderer: Renderer, seed: int) -> Source
         train, held_out = generators.load(settings)
     else:
         train = _rows(settings.path, settings, settings.max_rows)
-        held_out = _held_out_rows(settings)
+        held_out = _labelled(settings, _held_out_rows(settings))
     train, held_out = (_fitting(settings, items, renderer) for items in (train, held_out))
     train = _apart(settings, train, held_out)
     mix = LevelMix.of(train.items, settings.levels, settings.domain) if settings.levels else None
@@ -112,10 +112,27 @@ def _held_out_rows(settings: SourceSettings) -> ItemSet:
     return _rows(settings.eval_path, settings, settings.eval_items)
 
 
+def _labelled(settings: SourceSettings, held_out: ItemSet) -> ItemSet:
+    """The held-out items with a target; others, of which no score comes, are refused."""
+    bare = {place for place, item in enumerate(held_out.items) if item.target is None}
+    if not bare:
+        return held_out
+    reason = (
+        f"source.{settings.domain}: {len(bare)} of {len(held_out.items)} held-out rows are unlabelled; "
+        f"the first is {held_out.key(held_out.items[min(bare)])}"
+    )
+    return _without(settings, held_out, bare, reason)
+
+
 def _passes(settings: SourceSettings) -> int | None:
     value = settings.options.get("passes")
     if value is None:
         return None
+    if settings.levels:
+        raise BadConfiguration(
+            f"source.{settings.domain}.options.passes = {value!r}: expected none beside levels, of "
+            "which each goes through its items at a pace of its own"
+        )
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadConfiguration(
             f"source.{settings.domain}.options.passes = {value!r}: expected an integer >= 1"

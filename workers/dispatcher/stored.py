@@ -31,9 +31,15 @@ def load(path: Path, settings: SourceSettings, *, max_rows: int | None) -> ItemS
         manifest = layout.read_manifest(folder)
         path = folder / layout.ROWS
     items: list[Item] = []
-    for row in stored.rows_of(path):
+    seen: dict[int, int] = {}
+    for place, row in enumerate(stored.rows_of(path), start=1):
         if max_rows is not None and len(items) >= max_rows:
             break
+        if seen.setdefault(row.index, place) != place:
+            raise BadConfiguration(
+                f"{path}:{place}: index {row.index}: expected each once, since sample keys are made of "
+                f"it; row {seen[row.index]} has it too"
+            )
         if options.row_domain in (None, row.domain):
             items.append(_item(row))
     if not items:

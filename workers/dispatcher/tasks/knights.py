@@ -42,12 +42,12 @@ class Knights:
 
     def __init__(self, *, people: int | Sequence[int] = (2, 3)) -> None:
         sizes = (people,) if isinstance(people, int) else tuple(people)
-        if not sizes or not all(isinstance(size, int) and 2 <= size <= 8 for size in sizes):
-            raise ValueError(f"people = {people!r}: expected numbers within 2..8")
+        # A number named twice would give its puzzles twice.
+        different = len(set(sizes)) == len(sizes) > 0
+        if not different or not all(isinstance(size, int) and 2 <= size <= 8 for size in sizes):
+            raise ValueError(f"people = {people!r}: expected different numbers within 2..8")
         self._sizes = sizes
-        self.size = len(sizes) * min(
-            len(puzzles(size)) * perm(len(NAMES), size) for size in set(sizes)
-        )
+        self.size = len(sizes) * min(len(puzzles(size)) * perm(len(NAMES), size) for size in sizes)
 
     def problem(self, number: int) -> Problem:
         number, which = divmod(number, len(self._sizes))

@@ -21,7 +21,8 @@ CHUNK = 500
 
 
 class Reasoning:
-    """`dataset`: the library's name. `level`: every attribute of its curriculum at that level, capped."""
+    """`dataset`: the library's name. `level`: every attribute of its curriculum at that level, capped;
+    `config` states the others."""
 
     size = 10**9
 
@@ -32,7 +33,12 @@ class Reasoning:
         self._config = dict(config or {})
         self._level = level
         if level is not None:
-            self._config |= _at_level(dataset, level)
+            of_level = _at_level(dataset, level)
+            if both := sorted(of_level.keys() & self._config.keys()):
+                raise ValueError(
+                    f"config names {', '.join(both)}, which level = {level} sets: name one"
+                )
+            self._config |= of_level
         self._dataset(0)
 
     @property

@@ -242,7 +242,8 @@ class Annotation(Message):
     token_weights: Array | None = None
     """float32, shape (T,); multiplies weight."""
     token_advantages: Array | None = None
-    """float32, shape (T,); takes the place of `advantage`, which is then their mean."""
+    """float32, shape (T,); takes the place of `advantage`, which is then their mean. For a policy that
+    credits the steps of one answer apart; no method that comes with Sluice does."""
     reason: str
     signals: dict[str, FiniteFloat] = {}
 

@@ -121,6 +121,7 @@ ANNOTATION = Annotation(
     advantage=-0.5,
     weight=0.5,
     token_weights=Array(dtype="<f4", shape=(1,), data=b"\0\0\x80?"),
+    token_advantages=Array(dtype="<f4", shape=(1,), data=b"\0\0\0\xbf"),
     reason="uniform",
     signals={"solve_rate": 0.25},
 )

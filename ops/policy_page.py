@@ -196,7 +196,7 @@ what is kept is pushed up as a whole. *Next* is the share of the following draws
 
 Names: `dataflex:NAME` is what DataFlex-RL's published code does; `matched_batch`, `matched_group` and
 `matched_tokens` keep as much as the selector after the colon, at random; `strength` varies a filter;
-`spurious` replaces the verdict; `identity` puts a method that changes nothing into every stage.
+`spurious` replaces the verdict; `identity` puts a method that changes nothing into admit, reward and weight.
 """
 
 

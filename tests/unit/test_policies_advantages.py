@@ -282,6 +282,24 @@ def test_from_the_share_of_c5_on_a_wrong_answer_that_can_outrank_a_right_one_is_
     assert {row.signals["process_outranks"] for row in rows} == {flipped}
 
 
+@pytest.mark.parametrize(
+    "scores", [(1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, None)]
+)
+def test_nothing_outranks_a_right_answer_where_right_or_wrong_ones_are_missing(scores):
+    group = a_group(scores)
+    object.__setattr__(group, "components", tuple({"process": p} for p in (0.0, 0.5, 0.9, 1.0)))
+
+    assert Process(share=1.0).signals(group)["process_outranks"].tolist() == [0.0] * 4
+
+
+def test_an_answer_that_cannot_be_trained_on_is_not_outranked():
+    group = a_group((1.0, 1.0, 0.0, 0.0), lengths=[0, 9, 9, 9])
+    object.__setattr__(group, "components", tuple({"process": p} for p in (0.0, 0.9, 0.5, 0.1)))
+
+    assert not group.usable_G[0]
+    assert Process(share=0.8).signals(group)["process_outranks"].tolist() == [0.0] * 4
+
+
 def test_dynamic_sampling_is_not_fooled_by_a_shaped_reward():
     program = Program(
         PolicySettings(

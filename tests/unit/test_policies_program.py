@@ -84,7 +84,7 @@ def test_a_method_whose_signal_nobody_provides_is_refused(tmp_path):
     ):
         Program(settings)
 
-    assert Program(settings, frozenset({"hidden_states"})).needs == {"hidden_states"}
+    assert Program(settings, frozenset({"hidden_states"})).admit[0].name == "Telepathic"
 
 
 def test_a_control_needs_the_signals_of_its_selector(tmp_path):

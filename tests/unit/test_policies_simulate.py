@@ -135,7 +135,7 @@ def test_a_policy_that_reads_what_the_lines_do_not_have_is_refused():
         found = simulate(Program(PolicySettings(preset=preset)), lines)
 
         with pytest.raises(
-            BadConfiguration, match=f"line 2: {field}: expected, since policy {preset}"
+            BadConfiguration, match=f"group b: {field}: expected, since policy {preset}"
         ):
             next(found)
 

@@ -20,12 +20,12 @@ LEAST_J = 0.05
 
 
 def backward(rewards: np.ndarray, rho0: float, rho1: float) -> np.ndarray:
-    """Unbiased estimate of the true reward: (r - rho0) / J."""
+    """Unbiased estimate of the true reward: (r - rho0) / J. What `pgbc` centres, as a formula (C4)."""
     return (rewards - rho0) / (1 - rho0 - rho1)
 
 
 def forward(rewards: np.ndarray, rho1: float) -> np.ndarray:
-    """r - (1 - rho1): 0 on average over right answers, -J over wrong ones."""
+    """r - (1 - rho1), of `pgfc`: 0 on average over right answers, -J over wrong ones (C4)."""
     return rewards - (1 - rho1)
 
 

@@ -50,7 +50,7 @@ IDENTITY: Table = {
         "high": 2.0,
     },
 }
-"""Every stage takes part and changes nothing: an arm of the A/A check (D4d)."""
+"""Admission, reward and weight take part and change nothing: an arm of the A/A check (D4d)."""
 
 
 def _as_dataflex(weight: Table) -> dict[str, object]:

@@ -73,8 +73,6 @@ class Program:
         ]  # fmt: skip
         self.reads = frozenset(signal for stage in stages for signal in stage.reads)
         """Signals beside scores and lengths that it reads."""
-        self.needs = frozenset(signal for stage in stages for signal in stage.needs)
-        """Signals that the engine has to measure for it."""
         for stage in stages:
             _refuse_unmeasured(stage, measured)
         self._remembering: dict[str, Remembers] = {

@@ -69,11 +69,12 @@ class Process(Method):
 
     def signals(self, group: Group) -> Mapping[str, np.ndarray]:
         process_G = self._process(group)
-        right_G = group.outcomes_G >= group.success - SLACK
+        right_G = group.usable_G & (group.outcomes_G >= group.success - SLACK)
         wrong_G = group.usable_G & ~right_G
+        both = bool(right_G.any() and wrong_G.any())
         best = process_G[wrong_G].max(initial=0.0) - process_G[right_G].min(initial=1.0)
         # lambda dP >= 1 - lambda.
-        outranks = bool(right_G.any()) and self.share * best >= 1 - self.share - SLACK
+        outranks = both and self.share * best >= 1 - self.share - SLACK
         return {
             "process": process_G,
             "process_missing": np.array([self.component not in c for c in group.components], float),

@@ -84,10 +84,10 @@ def read_line(text: str, number: int) -> Line:
 def refuse_missing(program: Program, lines: Sequence[Line]) -> None:
     """BadConfiguration when the policy reads a field that a line does not have."""
     for field, signal in OPTIONAL.items():
-        without = [n for n, line in enumerate(lines, 1) if getattr(line, field) is None]
-        if signal in program.reads and without:
+        without = next((line for line in lines if getattr(line, field) is None), None)
+        if signal in program.reads and without is not None:
             raise BadConfiguration(
-                f"line {without[0]}: {field}: expected, since policy {program.name} reads the {signal}"
+                f"group {without.group_id}: {field}: expected, since policy {program.name} reads the {signal}"
             )
 
 

@@ -45,7 +45,7 @@ def word(name: str) -> str:
     return name.replace(":", "-")
 
 
-def train_them(folder: Path, model: Path, url: str | None, **run: object) -> Runs:
+def train_them(folder: Path, model: Path, url: str, **run: object) -> Runs:
     """A run of each policy from the same model, at once in one process."""
     shared = from_warm(model)
 

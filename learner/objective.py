@@ -5,7 +5,7 @@ when the configuration is read.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,7 +16,21 @@ Anchor = Literal["rollout", "old"]
 as the step begins."""
 
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 BelowOne = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Band(Settings):
+    """A part with a lower and an upper bound."""
+
+    low: NotNegative
+    high: Positive
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> "Band":
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g}: expected at most high {self.high:g}")
+        return self
 
 
 class PpoClip(Settings):
@@ -42,10 +56,10 @@ class Gspo(Settings):
     clip_high: Positive = 4e-4
 
 
-class Cispo(Settings):
+class Cispo(Band):
     name: Literal["cispo"] = "cispo"
     anchor: Anchor = "rollout"
-    low: Annotated[float, Field(ge=0)] = 0.0
+    low: NotNegative = 0.0
     high: Positive = 5.0
 
 
@@ -83,19 +97,32 @@ class Tis(Settings):
     cap: Positive = 2.0
 
 
-class IcePop(Settings):
+class IcePop(Band):
     name: Literal["icepop"] = "icepop"
-    low: Annotated[float, Field(ge=0)] = 0.5
+    low: NotNegative = 0.5
     high: Positive = 5.0
     inside: Literal["ratio", "one"] = "ratio"
     """What a token inside the band is multiplied by."""
 
 
-class SequenceMask(Settings):
+class SequenceMask(Band):
     name: Literal["sequence_mask"] = "sequence_mask"
     statistic: Literal["geometric_mean", "product", "k3"] = "geometric_mean"
-    low: Annotated[float, Field(ge=0)] = 0.99
+    low: NotNegative = 0.99
+    """Of the geometric mean; 0 for the others."""
     high: Positive = 1.01
+    """Of the geometric mean; 3 for the product, 0.01 for k3."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _band_of_its_statistic(cls, tree: Any) -> Any:
+        match tree:
+            case {"statistic": "product"}:
+                return {"low": 0.0, "high": 3.0} | tree
+            case {"statistic": "k3"}:
+                return {"low": 0.0, "high": 0.01} | tree
+            case _:
+                return tree
 
 
 class M2po(Settings):

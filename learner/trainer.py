@@ -1,6 +1,6 @@
 """One step on one batch of rows, the same to the bit whenever it is taken from the same state.
 
-A step without signal, or with a gradient that is not finite, changes nothing.
+A step without signal, or with a gradient that is zero or not finite, changes nothing.
 """
 
 import threading
@@ -29,7 +29,7 @@ class Taken:
     """What became of a step."""
 
     skipped: str
-    """Why no update was made: `no_signal`, `nonfinite`; empty when it was."""
+    """Why no update was made: `no_signal` (also: everything masked), `nonfinite`; empty when it was."""
     metrics: Metrics
 
 
@@ -104,8 +104,9 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         # Means over the updates, so that their number does not change what the figures mean.
         sums.loss /= len(norms)
-        told: Metrics = {"grad_norm": sum(norms) / len(norms), "updates": len(norms)}
-        return Taken("", {**_finite(sums.metrics()), **told})
+        updates = sum(norm > 0 for norm in norms)
+        told: Metrics = {"grad_norm": sum(norms) / len(norms), "updates": updates}
+        return Taken("" if updates else "no_signal", {**_finite(sums.metrics()), **told})
 
     def weights(self) -> bytes:
         return weights_bytes(self.model)
@@ -178,7 +179,8 @@ class Trainer:
         for batch in self._batches(rows, self.computed(rows)):
             self._accumulate(rows, batch, scales_B, known, sums)
         norm = self._clipped_norm()
-        if norm is not None:
+        # Zero where corrections or clipping left nothing: momentum would still move the weights.
+        if norm:
             self.optimizer.step()
         return norm
 

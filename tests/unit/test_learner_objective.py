@@ -204,11 +204,38 @@ def test_what_weighs_by_the_rollout_twice_is_refused(loss, correction):
         ({"corrections": ["masks"]}, "sequence_mask"),
         ({"kl": {"name": "k4", "coefficient": 0.1}}, "k3"),
         ({"updates_per_step": 0}, "greater than or equal to 1"),
+        ({"loss": {"name": "cispo", "low": 6}}, "low 6: expected at most high 5"),
+        ({"corrections": [{"name": "icepop", "high": 0.1}]}, "low 0.5: expected at most high 0.1"),
+        (
+            {"corrections": [{"name": "sequence_mask", "low": 2}]},
+            "low 2: expected at most high 1.01",
+        ),
     ],
 )
 def test_an_impossible_objective_is_refused_with_what_is_expected(table, message):
     with pytest.raises(ValidationError, match=message):
         LearnerSettings.model_validate(table)
+
+
+@pytest.mark.parametrize(
+    ("options", "band"),
+    [
+        ({}, (0.99, 1.01)),
+        ({"statistic": "product"}, (0.0, 3.0)),
+        ({"statistic": "k3"}, (0.0, 0.01)),
+        ({"statistic": "k3", "high": 0.5}, (0.0, 0.5)),
+    ],
+)
+def test_a_sequence_mask_without_a_band_keeps_answers_on_which_trainer_and_engine_agree(
+    options, band
+):
+    table = {"corrections": [{"name": "sequence_mask"} | options]}
+
+    (mask,) = Objective.model_validate(table).corrections
+
+    assert (mask.low, mask.high) == band
+    # Of equal log-probabilities: k3 is 0, the others are 1.
+    assert mask.low <= (0.0 if mask.statistic == "k3" else 1.0) <= mask.high
 
 
 # --- the whole step -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from broker.messages import CheckpointWritten, GroupAnnotated, StepPlanned
 from broker.topology import Log
 from learner.checkpoint import BadCheckpoint, Checkpoint, read
 from learner.model import digest_of
-from learner.reference import make_reference
+from learner.reference import first_weights, make_reference
 from learner.steps import Computed, Steps
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ class RedoMismatch(SluiceError):
 
 
 class LogIncomplete(SluiceError):
-    """A planned step cannot be redone: what it was made of is gone."""
+    """Steps cannot be redone: what they were made of is gone."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,15 @@ def _restore(steps: Steps, event: CheckpointWritten) -> Checkpoint:
 
 
 def put_in_force(steps: Steps, loaded: Checkpoint) -> None:
-    """The state of a checkpoint becomes the learner's; called in the workshop."""
+    """The state of a checkpoint becomes the learner's; called in the workshop.
+
+    Raises LogIncomplete, with nothing changed, when what the KL term compares with is gone.
+    """
     state, there = loaded.state, steps.environment
+    try:
+        first = first_weights(steps.settings.kl, steps.checkpoint_folder, step=state.step)
+    except BadCheckpoint as error:
+        raise LogIncomplete(f"learner.kl compares with the run's version 0: {error}") from error
     if (state.config_sha256, state.threads, state.libraries) != (
         there.config_sha256, there.threads, there.libraries,
     ):  # fmt: skip
@@ -120,22 +127,20 @@ def put_in_force(steps: Steps, loaded: Checkpoint) -> None:
     steps.trainer.restore(loaded.model, loaded.optimizer, state.rng)
     steps.step, steps.version, steps.cursor = state.step, state.version, state.cursor
     steps.digest, steps.checkpointed = state.model_sha256, state.step
-    set_reference(steps)
+    set_reference(steps, first)
 
 
-def set_reference(steps: Steps) -> None:
+def set_reference(steps: Steps, first: bytes | None) -> None:
     """What the KL term compares with, once the model is where it should be; called in the workshop."""
     kl = steps.settings.kl
     if kl is not None:
-        steps.trainer.reference = make_reference(
-            kl, steps.trainer, steps.checkpoint_folder, step=steps.step
-        )
+        steps.trainer.reference = make_reference(kl, steps.trainer, first)
 
 
 async def _begin(steps: Steps, warm_up: Callable[[], None]) -> list[Mismatch]:
     """Warm up from nothing; write checkpoint 0 unless one was written and then lost."""
     await steps.workshop.do("warm-up", warm_up)
-    await steps.workshop.do("reference model", lambda: set_reference(steps))
+    await steps.workshop.do("reference model", lambda: set_reference(steps, None))
     steps.digest = digest_of(await steps.workshop.do("model weights", steps.trainer.weights))
     if not steps.ledger.checkpoints:
         await steps.checkpoint()

@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from broker.errors import BadConfiguration
@@ -22,17 +23,24 @@ def pinned(kl: KlToReference | None, checkpoints: Path) -> list[str]:
     return sorted(path.name for path in checkpoints.glob(FIRST))[:1]
 
 
-def make_reference(
-    kl: KlToReference, trainer: Trainer, checkpoints: Path, *, step: int
-) -> PreTrainedModel:
-    """What the settings ask for. step: which the trainer's weights belong to.
+def first_weights(kl: KlToReference | None, checkpoints: Path, *, step: int) -> bytes | None:
+    """Of version 0, where a trainer put at `step` needs them beside its own. Raises BadCheckpoint."""
+    if kl is None or kl.path is not None or step == 0:
+        return None
+    names = pinned(kl, checkpoints)
+    return read(checkpoints / (names[0] if names else FIRST)).model
 
-    Raises BadConfiguration or BadCheckpoint.
+
+def make_reference(kl: KlToReference, trainer: Trainer, first: bytes | None) -> PreTrainedModel:
+    """What the settings ask for, torch's generator left as it is. Raises BadConfiguration.
+
+    first: of `first_weights`; None: the trainer's weights are version 0.
     """
     if kl.path is not None:
-        found = load_model(kl.path, device=str(trainer.model.device), seed=0)
         if not any(kl.path.glob("*.safetensors")):
             raise BadConfiguration(f"learner.kl.path {kl.path}: holds no weights (*.safetensors)")
+        with torch.random.fork_rng(devices=[]):
+            found = load_model(kl.path, device=str(trainer.model.device), seed=0)
         if head_weight(found).shape[0] != trainer.vocabulary:
             raise BadConfiguration(
                 f"learner.kl.path {kl.path}: {head_weight(found).shape[0]} token ids; "
@@ -41,8 +49,6 @@ def make_reference(
     else:
         found = copy.deepcopy(trainer.model)
         plain_layers(found)
-        if step > 0:
-            names = pinned(kl, checkpoints)
-            path = checkpoints / (names[0] if names else FIRST)
-            load_weights(found, read(path).model)
+        if first is not None:
+            load_weights(found, first)
     return found.requires_grad_(False)

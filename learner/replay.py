@@ -95,11 +95,12 @@ async def replay(
                 found.missing.append(f"from checkpoint {step}: {hindrance}")
                 continue
             try:
-                loaded = await workshop.do(f"checkpoint {step}", lambda at=paths[step]: read(at))
-            except BadCheckpoint as error:
+                await workshop.do(
+                    f"checkpoint {step}", lambda at=paths[step]: put_in_force(steps, read(at))
+                )
+            except (BadCheckpoint, LogIncomplete) as error:
                 found.missing.append(f"from checkpoint {step}: {error}")
                 continue
-            await workshop.do(f"checkpoint {step}", lambda it=loaded: put_in_force(steps, it))
             await _retake(steps, found, progress)
             return found
         found.missing += _no_checkpoint(sorted(paths), found.to_step)

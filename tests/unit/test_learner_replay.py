@@ -142,6 +142,18 @@ async def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path):
     assert "sha256" in found.missing[0]
 
 
+async def test_weights_that_kl_compares_with_and_are_damaged_are_named(tmp_path: Path):
+    kl = {"kl": {"name": "k3", "coefficient": 0.5}}
+    server = await a_finished_run(tmp_path, **KEPT, **kl)
+    first = of_kind(await events(server), CheckpointWritten)[0]
+    (Path(first.uri.removeprefix("file://")) / MODEL).write_bytes(b"x")
+
+    found = await replayed(tmp_path, server, **kl)
+
+    assert not found.reached
+    assert "from checkpoint 2: learner.kl compares with the run's version 0" in found.missing[1]
+
+
 async def test_a_skipped_step_is_passed_over_and_compared(tmp_path: Path):
     batches = windows(3)
     # From weights that do not exist yet: the sweep drops the whole window.

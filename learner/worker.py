@@ -158,10 +158,13 @@ def _environment(
         "run": run.model_dump(mode="json", include={"seed", "deterministic"}),
         "model": model.model_dump(mode="json"),
         "learner": settings.model_dump(
-            mode="json", exclude={"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights"}
+            mode="json",
+            exclude={
+                "checkpoint_every", "keep_checkpoints", "on_mismatch", "weights", "identity_band",
+            },
         ),
         "warmup": warmup.model_dump(mode="json"),
-    }
+    }  # fmt: skip
     return Environment(
         config_sha256=hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
         threads=settings.threads,

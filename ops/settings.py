@@ -229,7 +229,7 @@ MAY_DIFFER: dict[str, Any] = {
     "run": {"id", "steps", "drain_wait_s", "no_progress_steps"},
     "rollout": {"processes", "slots", "weights_wait_s", "vllm"},
     "verifier": {"processes", "pool", "slots"},
-    "learner": {"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights"},
+    "learner": {"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights", "identity_band"},
     "evaluation": True,
 }
 """Keys that a resumed run may change: they decide where and how long it runs, not what is trained."""

@@ -226,6 +226,7 @@ def test_a_run_goes_on_only_with_the_configuration_it_was_started_with(tmp_path:
     )  # fmt: skip
 
     worker.check_same_run(started, settings.load(path, ("run.steps=99", "nats.url='nats://h'"), {}))
+    worker.check_same_run(started, settings.load(path, ("learner.identity_band=0.5",), {}))
     other = settings.load(path, ("run.seed=5", "learner.learning_rate=0.5"), {})
     with pytest.raises(BadConfiguration, match=r"changed: learner\.learning_rate, run\.seed"):
         worker.check_same_run(started, other)

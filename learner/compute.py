@@ -6,12 +6,22 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from broker.errors import BadConfiguration
 from learner.settings import LearnerSettings
 
 
 def prepare_layers(model: PreTrainedModel, settings: LearnerSettings) -> None:
-    """Put the settings in force, in place. Hooks on the layers stay outside of both."""
-    for layer in getattr(model.base_model, "layers", ()):
+    """Put the settings in force, in place. Hooks on the layers stay outside of both.
+
+    Raises BadConfiguration for a model whose layers are not where Llama's are.
+    """
+    layers = getattr(model.base_model, "layers", ())
+    if (settings.compile or settings.activation_checkpointing) and not layers:
+        raise BadConfiguration(
+            f"learner.compile, learner.activation_checkpointing: {type(model).__name__} has no `layers`; "
+            "expected neither, or an architecture such as Llama or Qwen"
+        )
+    for layer in layers:
         if settings.compile:
             # Every micro-batch has another number of tokens: one compilation must do for all.
             layer.forward = torch.compile(layer.forward, dynamic=True)

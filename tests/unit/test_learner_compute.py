@@ -6,8 +6,10 @@ import threading
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from learner.compute import plain_layers
+from broker.errors import BadConfiguration
+from learner.compute import plain_layers, prepare_layers
 from learner.settings import LearnerSettings
 from learner.trainer import Trainer
 from tests.learning import a_model, ragged_rows
@@ -54,6 +56,16 @@ def test_recomputed_activations_are_not_kept(tmp_path):
 
     # What the output embedding keeps is the same in both; the layers keep one activation each.
     assert kept[True] < kept[False] / 3
+
+
+@pytest.mark.parametrize("setting", ["activation_checkpointing", "compile"])
+def test_a_model_whose_layers_are_not_found_is_refused_not_computed_otherwise(setting):
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+
+    with pytest.raises(BadConfiguration, match="GPT2LMHeadModel has no `layers`"):
+        prepare_layers(model, LearnerSettings.model_validate({setting: True}))
+
+    prepare_layers(model, LearnerSettings())
 
 
 def test_a_copy_with_plain_layers_computes_with_weights_of_its_own(tmp_path):

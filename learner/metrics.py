@@ -70,13 +70,13 @@ class TokenSums:
     def metrics(self) -> Metrics:
         """Means over the computed tokens; None when there were none."""
         count = self.count
-        of_tokens: Metrics = {
+        of_tokens = {
             "entropy": self.entropy, "kl": self.kl, "ratio_mean": self.ratio,
             "clip_fraction": self.clipped, "corrected_fraction": self.corrected,
         }  # fmt: skip
         return {
             "loss": self.loss,
-            **{k: v / count if count and v is not None else None for k, v in of_tokens.items()},
+            **{k: v / count if count else None for k, v in of_tokens.items()},
             "ratio_min": self.ratio_min if count else None,
             "ratio_max": self.ratio_max if count else None,
             # As a share of the tokens: 1 when all weigh the same.

@@ -61,6 +61,16 @@ class Configuration(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _device_that_vllm_knows(self) -> "Configuration":
+        if self.rollout.engine == "vllm" and ":" in self.model.device:
+            kind = self.model.device.partition(":")[0]
+            raise ValueError(
+                f"model.device {self.model.device!r} with rollout.engine = 'vllm', which takes the first GPU "
+                f"it sees: expected {kind!r} and the environment variable CUDA_VISIBLE_DEVICES"
+            )
+        return self
+
 
 def set_path(tree: dict[str, object], assignment: str) -> None:
     """Apply one `--set a.b=value` (`source.0.path=...` in an array), read as TOML or a plain string."""

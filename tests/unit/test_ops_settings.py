@@ -78,6 +78,15 @@ def test_a_deterministic_run_on_an_engine_that_cannot_be_one_is_refused(tmp_path
         settings.load(written(tmp_path, text), ("rollout.engine=vllm",), environment={})
 
 
+def test_a_gpu_chosen_by_index_is_refused_for_an_engine_that_would_take_another(tmp_path: Path):
+    path = written(tmp_path)
+
+    with pytest.raises(BadConfiguration, match=r"'cuda:1'.*expected 'cuda' and .*VISIBLE_DEVICES"):
+        settings.load(path, ("rollout.engine=vllm", "model.device='cuda:1'"), environment={})
+    settings.load(path, ("rollout.engine=vllm", "model.device=cuda"), environment={})
+    settings.load(path, ("model.device='cuda:1'",), environment={})
+
+
 def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path):
     small = settings.load(written(tmp_path), ("nats.log_bytes=1_048_576",), environment={})
     settings.refuse_impossible(small)

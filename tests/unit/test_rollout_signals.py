@@ -163,3 +163,33 @@ async def test_signals_of_a_version_that_is_forgotten_are_an_error(tmp_path: Pat
 
     with pytest.raises(EngineError, match="version 4"):
         await forward.of(job, answers(result)[0])
+
+
+async def test_beside_the_versions_put_no_weights_are_held(tmp_path: Path):
+    folder, weights = a_folder(tmp_path), save_weights(a_model(), tmp_path / "w")
+
+    forward = Forward(folder, device="cpu", dtype="float32", signals=ALL)
+    empty = held_bytes(forward)
+    await forward.put(weights, 4)
+
+    assert empty < weights.stat().st_size / 10
+    assert held_bytes(forward) == pytest.approx(weights.stat().st_size, rel=0.2)
+    forward.keep({5})
+    assert held_bytes(forward) == empty
+
+
+def held_bytes(forward: Forward) -> int:
+    found = tensors_in(vars(forward))
+    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    match value:
+        case torch.Tensor():
+            return [value]
+        case torch.nn.Module():
+            return [*value.parameters(), *value.buffers()]
+        case dict():
+            return [tensor for inner in value.values() for tensor in tensors_in(inner)]
+        case _:
+            return []

@@ -19,7 +19,7 @@ from workers.rollout.signals import ENTROPY, HIDDEN, SELF_CERTAINTY, self_certai
 
 
 class Forward:
-    """The model once, and the weights of the versions that answers may still need."""
+    """The model without weights, and those of the versions that answers may still need."""
 
     def __init__(
         self, model_dir: Path, *, device: str, dtype: str, signals: Collection[str]
@@ -27,6 +27,9 @@ class Forward:
         self._model = build_model(
             model_dir, device=torch.device(device), dtype=getattr(torch, dtype), attention="sdpa"
         )
+        for tensor in self._model.state_dict(keep_vars=True).values():
+            # Each call brings its own weights; of the model's, shape and type are enough.
+            tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
         self._signals = frozenset(signals)
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._turn = asyncio.Lock()

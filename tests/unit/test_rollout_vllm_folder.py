@@ -1,5 +1,6 @@
 """Published weights as the folder that vLLM reads, without vLLM."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,20 @@ def test_weights_that_do_not_fit_make_no_folder(tmp_path: Path, how: str):
         Folders(a_folder(tmp_path / "m"), tmp_path / "home").make(bad, 1)
 
     assert not (tmp_path / "home").exists()
+
+
+def test_a_disk_without_room_is_bad_weights_and_leaves_no_folder(tmp_path: Path):
+    weights = save_weights(a_model("llama-wide"), tmp_path / "w")
+    folders = Folders(a_folder(tmp_path / "m", "llama-wide"), tmp_path / "home")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    # A write beyond it fails as one on a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(BadWeights, match=str(weights)):
+            folders.make(weights, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert not list((tmp_path / "home").iterdir())
+    assert folders.make(weights, 1).exists()

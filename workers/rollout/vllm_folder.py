@@ -46,16 +46,22 @@ class Folders:
         names = self._check(weights)
         # A name of its own: the same version may be in force, and have to be put back.
         folder = self._home / f"v{version}-{next(self._numbers)}"
+        try:
+            self._fill(folder, weights, self._renamed(names))
+        except OSError as error:  # deleted meanwhile, or no space
+            shutil.rmtree(folder, ignore_errors=True)
+            raise BadWeights(f"{weights}: {error}") from error
+        return folder
+
+    def _fill(self, folder: Path, weights: Path, renamed: dict[str, str]) -> None:
         folder.mkdir(parents=True)
         for file in self._model_dir.iterdir():
             if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
                 (folder / file.name).symlink_to(file)
-        renamed = self._renamed(names)
         if renamed:
             _copy_renamed(weights, folder / WEIGHTS, renamed)
         else:
             _link(weights, folder / WEIGHTS)
-        return folder
 
     def _check(self, file: Path) -> list[str]:
         """The names of its tensors, all of which fit."""

@@ -108,6 +108,12 @@ def test_a_token_without_its_log_probability_is_an_error(logprobs: list[dict[int
         Row(a_job(), 1).add([5], logprobs)
 
 
+@pytest.mark.parametrize("logprob", [0.01, float("nan")])
+def test_a_log_probability_that_is_none_is_an_error_not_a_certainty(logprob: float):
+    with pytest.raises(EngineError, match="expected at most 0"):
+        Row(a_job(), 1).add([5], [{5: Told(logprob)}])
+
+
 @pytest.mark.parametrize(("reason", "versions"), [("abort", [Span("1", 0, 1)]), ("stop", None)])
 def test_an_answer_cut_off_or_of_unknown_versions_is_an_error(
     reason: str, versions: list[Span] | None

@@ -18,6 +18,8 @@ LEAST_TEMPERATURE = 0.01
 """vLLM silently lifts a lower one to this."""
 CHUNK_TOKENS = 16
 """Tokens that vLLM hands over at once; the first and the last come without waiting for more."""
+ROUND_OFF = 1e-4
+"""Nats by which rounding may lift the logarithm of a certain token above 0."""
 
 
 def refusal(job: Job, limits: Limits) -> str | None:
@@ -81,9 +83,14 @@ class Row:
                 raise EngineError(
                     f"{self.job.name}: vLLM gave no log-probability of the sampled token {token}"
                 )
+            logprob = float(known[token].logprob)
+            # NaN is refused too.
+            if not logprob <= ROUND_OFF:
+                raise EngineError(
+                    f"{self.job.name}: vLLM gave log-probability {logprob:g}; expected at most 0"
+                )
             self.token_ids.append(token)
-            # Rounding can lift the logarithm of a certain token above 0.
-            self.logprobs.append(min(float(known[token].logprob), 0.0))
+            self.logprobs.append(min(logprob, 0.0))
 
     def finished(
         self, reason: str | None, versions: Sequence[Any] | None, finished_at_us: int

@@ -20,13 +20,8 @@ Process = tuple[int, int]
 
 def below(root: int) -> set[Process]:
     """Whatever runs below a process, but this program."""
-    known: dict[int, tuple[int, int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                # The name may hold spaces and brackets; after the last one: state, parent, ..., start time.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                known[int(entry.name)] = int(fields[1]), int(fields[19])
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    known = {pid: found for pid in pids if (found := _parent_and_start(pid))}
     found: set[Process] = set()
     parents = {root}
     while parents:
@@ -46,16 +41,20 @@ def main(parent: int) -> None:
     # Ask again: children of orphans are still below them.
     later = {child for process, _ in seen for child in below(process)}
     for pid, started in seen | later:
-        if (pid, started) in _alive(pid):
+        found = _parent_and_start(pid)
+        if found and found[1] == started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _alive(pid: int) -> set[Process]:
-    with suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return {(pid, int(stat[19]))}
-    return set()
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    """None when it is gone."""
+    try:
+        # The name may hold spaces and brackets; after the last one: state, parent, ..., start time.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]), int(fields[19])
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def tasks(scratch: Path) -> Iterator[Task]:
 async def figures(name: str, task: Task) -> dict[str, float]:
     """By metric, medians."""
     settings = RolloutSettings.model_validate({"engine": name, "max_rows": ROWS * task.groups})
-    engine = make_engine(settings, task.folder, "cpu", "float32")
+    engine = make_engine(settings, task.folder, "cpu", "float32", task.weights.parent)
     try:
         await engine.load(task.weights, 0)
         await speed(engine, task)

@@ -66,7 +66,7 @@ class Bench:
             }
         )
         self.engine: Engine = make_engine(
-            settings, a_folder(path / "model", FAMILY), "cpu", "float32"
+            settings, a_folder(path / "model", FAMILY), "cpu", "float32", path / "cache"
         )
         self.version = -1
 

@@ -1,124 +1,23 @@
 """One vLLM engine's life, over a small stand-in for `AsyncLLM` that does as it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.rollout_models import a_job, until
+from tests.vllm_stand_in import StandIn, as_started
 from workers.rollout.engine import BadWeights, EngineError
 from workers.rollout.vllm_live import Live
-from workers.rollout.vllm_start import Started
 
 ENDS = frozenset({2})
 
 
-class Broken(Exception):
-    """As vLLM's `EngineDeadError`."""
-
-
-@dataclass
-class Piece:
-    token_ids: list[int]
-    logprobs: list[dict[int, Any]]
-    finish_reason: str | None = None
-    weight_versions: list[Any] | None = None
-
-
-@dataclass
-class Output:
-    outputs: list[Piece]
-    finished: bool
-
-
-@dataclass
-class Span:
-    version: str
-    start: int
-    end: int
-
-
-@dataclass
-class Told:
-    logprob: float
-
-
-@dataclass
-class StandIn:
-    """Answers [5, 2] with a token each time that `steps` allows one."""
-
-    steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
-    errored: bool = False
-    refused: set[str] = field(default_factory=set)
-    """Folders that cannot be loaded."""
-    weights: str = "v0"
-    label: str = "0"
-    calls: list[str] = field(default_factory=list)
-    salts: list[str] = field(default_factory=list)
-    aborted: int = 0
-
-    async def generate(self, prompt: Any, _params: Any, _name: str) -> AsyncIterator[Output]:
-        self.salts.append(prompt["cache_salt"])
-        labels: list[str] = []
-        try:
-            for token in (5, 2):
-                await self.steps.acquire()
-                if self.errored:
-                    raise Broken("gone")
-                labels.append(self.label)
-                piece = Piece([token], [{token: Told(-0.5)}])
-                if token == 2:
-                    piece.finish_reason = "stop"
-                    piece.weight_versions = spans(labels)
-                yield Output([piece], finished=token == 2)
-        except GeneratorExit:
-            self.aborted += 1
-            raise
-
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        self.calls.append(f"pause {mode}")
-
-    async def resume_generation(self) -> None:
-        self.calls.append("resume")
-
-    async def collective_rpc(self, method: str, args: tuple[str]) -> None:
-        name = Path(args[0]).name
-        self.calls.append(f"{method} {name}")
-        if self.errored:
-            raise Broken("gone")
-        if name in self.refused:
-            self.weights = "half"
-            raise ValueError("a shape does not fit")
-        self.weights = name
-
-    async def compute_weight_checksums(self) -> list[dict[str, str]]:
-        return [{"all": self.weights}]
-
-    async def update_weight_version(self, version: str) -> None:
-        self.calls.append(f"label {version}")
-        self.label = version
-
-    def shutdown(self, timeout: float) -> None:
-        self.calls.append("shutdown")
-
-
-def spans(labels: list[str]) -> list[Span]:
-    found: list[Span] = []
-    for at, label in enumerate(labels):
-        if not found or found[-1].version != label:
-            found.append(Span(label, at, at))
-        found[-1].end = at + 1
-    return found
-
-
-async def a_live(tmp_path: Path) -> tuple[Live, StandIn]:
+async def a_live(tmp_path: Path, limit_s: float = 60.0) -> tuple[Live, StandIn]:
     llm = StandIn()
     for name in ("v0", "v1", "v2"):
         (tmp_path / name).mkdir()
-    live = Live(Started(llm, (Broken,), lambda parameters: parameters), tmp_path / "v0", 0)
+    live = Live(as_started(llm), tmp_path / "v0", 0, limit_s=limit_s)
     await live.begin()
     llm.calls.clear()
     return live, llm
@@ -196,7 +95,7 @@ async def test_the_engines_death_is_told_to_answers_and_updates(tmp_path: Path):
 
     with pytest.raises(EngineError, match="g7: vLLM broke: Broken: gone"):
         await working
-    with pytest.raises(EngineError, match="broke at an update"):
+    with pytest.raises(EngineError, match="did not take version 1: Broken: gone"):
         await live.update(tmp_path / "v1", 1)
     assert live.dead
     assert live.rows == 0
@@ -225,3 +124,46 @@ async def test_an_answer_that_is_cancelled_is_no_error_of_the_engine(tmp_path: P
         await working
 
     assert live.rows == 0
+
+
+async def test_an_engine_that_hangs_in_an_update_is_given_up_in_time_and_not_resumed(
+    tmp_path: Path,
+):
+    live, llm = await a_live(tmp_path, limit_s=0.3)
+    llm.hanging |= {"collective_rpc", "resume_generation"}
+
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="did not take version 1: TimeoutError"):
+            await live.update(tmp_path / "v1", 1)
+
+    assert live.version == 0
+    assert "resume" not in llm.calls, "nobody knows what it holds"
+
+
+@pytest.mark.parametrize("method", ["pause_generation", "collective_rpc", "update_weight_version"])
+async def test_a_death_in_the_middle_of_an_update_is_told_at_once(tmp_path: Path, method: str):
+    live, llm = await a_live(tmp_path)
+    llm.hanging.add(method)
+    updating = asyncio.create_task(live.update(tmp_path / "v1", 1))
+    await asyncio.sleep(0.05)
+
+    llm.errored = True
+
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="ended while it took version 1"):
+            await updating
+
+
+async def test_closing_ends_an_update_under_way_and_the_answers_that_waited_for_it(tmp_path: Path):
+    live, llm = await a_live(tmp_path)
+    llm.hanging.add("collective_rpc")
+    updating = asyncio.create_task(live.update(tmp_path / "v1", 1))
+    await until(lambda: "take_weights v1" in llm.calls)
+    waiting = asyncio.create_task(live.answer(a_job(name="g7"), 1, ENDS))
+
+    async with asyncio.timeout(5):
+        await live.close()
+        with pytest.raises(EngineError, match="ended while it took version 1"):
+            await updating
+        with pytest.raises(EngineError, match="g7: the engine was closed"):
+            await waiting

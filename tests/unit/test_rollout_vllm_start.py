@@ -45,4 +45,4 @@ def test_without_vllm_the_engine_is_refused_with_the_command_that_mends_it(tmp_p
     settings = RolloutSettings(engine="vllm")
 
     with pytest.raises(BadConfiguration, match="ops/bin/vllm-cpu"):
-        make_engine(settings, a_folder(tmp_path), "cpu", "float32")
+        make_engine(settings, a_folder(tmp_path), "cpu", "float32", tmp_path)

@@ -7,7 +7,7 @@ full throws answers out and computes them again, which costs more than waiting.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 FULL, ROOMY = 0.9, 0.7
@@ -27,7 +27,7 @@ class RowLimit:
         self._changed_at_s = float("-inf")
 
     def observe(self, *, cache_use: float, preempted: int, rows: int, at_s: float) -> None:
-        """cache_use: share of the cache's blocks in use, 0..1. preempted: answers thrown out since then."""
+        """cache_use: share of the cache's blocks in use, 0..1. preempted: answers thrown out in one step."""
         if at_s - self._changed_at_s < SETTLE_S:
             return
         if preempted > 0 or cache_use > FULL:
@@ -49,8 +49,8 @@ class Room:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @asynccontextmanager
-    async def of(self, size: int) -> AsyncIterator[None]:
-        """A place for `size` answers, held until the block ends."""
+    async def of(self, size: int) -> AsyncIterator[Callable[[], None]]:
+        """Places for `size` answers; the function given frees one, the end of the block all that are left."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((turn, size))
         self.admit()
@@ -62,10 +62,17 @@ class Room:
             else:
                 self._leave(size)
             raise
+        held = size
+
+        def leave() -> None:
+            nonlocal held
+            held -= 1
+            self._leave(1)
+
         try:
-            yield
+            yield leave
         finally:
-            self._leave(size)
+            self._leave(held)
 
     def _leave(self, size: int) -> None:
         self.rows -= size

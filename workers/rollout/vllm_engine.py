@@ -7,10 +7,11 @@ until then it has no version, its groups are handed back, and nothing is lost.
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from workers.rollout.settings import VllmSettings
 from workers.rollout.vllm_folder import Folders
 from workers.rollout.vllm_jobs import refusal
 from workers.rollout.vllm_live import Live
-from workers.rollout.vllm_start import Start, refuse_without_vllm, start
+from workers.rollout.vllm_start import Observe, Start, Started, start
 
 WATCH_S = 0.5
 
@@ -41,18 +42,19 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, model_dir: Path, *, device: str, dtype: str, max_rows: int, threads: int,
+        self, model_dir: Path, *, cache_dir: Path, device: str, dtype: str, max_rows: int, threads: int,
         settings: VllmSettings, signals: Collection[str] = (),
+        start: Callable[[Start, Observe], Started] = start,
     ) -> None:  # fmt: skip
-        """Starts nothing yet. Raises BadConfiguration where vllm is not installed.
+        """Starts nothing yet.
 
+        cache_dir: where the folders that vLLM reads are made; best beside the weights, which are linked.
         signals: what to record of each answer beside its tokens; vLLM gives none of it, so they cost a
         torch forward over each answer in this process.
         """
-        refuse_without_vllm()
         self._limits = Limits.of(AutoConfig.from_pretrained(model_dir, local_files_only=True))
         self._ends = end_tokens(model_dir)
-        self._home = Path(tempfile.mkdtemp(prefix="sluice-vllm-"))
+        self._home = _home(cache_dir)
         self._folders = Folders(model_dir, self._home)
         self._forward = (
             Forward(model_dir, device=device, dtype=dtype, signals=signals) if signals else None
@@ -62,11 +64,15 @@ class VllmEngine:
             "device": device, "dtype": dtype, "max_rows": max_rows, "threads": threads,
             "positions": self._limits.positions, **settings.model_dump(),
         }  # fmt: skip
+        self._start = start
         self._reaper: subprocess.Popen[bytes] | None = None
         self._live: Live | None = None
+        """The one that answers."""
+        self._newest: Live | None = None
+        """The one started last, which may be ending."""
         self._loads: set[asyncio.Task[None]] = set()
         self._beginning = False
-        """A thread makes processes that nobody but the reaper knows yet."""
+        """There may be processes that nobody but the reaper knows yet."""
         self._watch: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
         self._sampled_before = 0
@@ -94,14 +100,17 @@ class VllmEngine:
     async def _answer(self, job: Job) -> Result:
         if reason := refusal(job, self._limits):
             return Refused(reason)
-        async with self._room.of(len(job.seeds)):
+        async with self._room.of(len(job.seeds)) as leave:
             live = self._live
             if live is None:
                 raise EngineError(f"{job.name}: the engine ended while the group waited")
-            return tuple(await _all(self._one(live, job, seed) for seed in job.seeds))
+            return tuple(await _all(self._one(live, job, seed, leave) for seed in job.seeds))
 
-    async def _one(self, live: Live, job: Job, seed: int) -> Answer:
-        answer = await live.answer(job, seed, self._ends)
+    async def _one(self, live: Live, job: Job, seed: int, leave: Callable[[], None]) -> Answer:
+        try:
+            answer = await live.answer(job, seed, self._ends)
+        finally:
+            leave()
         if self._forward is None:
             return answer
         return replace(answer, signals=await self._forward.of(job, answer))
@@ -120,12 +129,15 @@ class VllmEngine:
             old = self.version
             try:
                 if self._forward is not None:
+                    # Answers of an older version have told their weights long ago.
+                    self._forward.keep({old})
                     await self._forward.put(weights, version)
-                if self._live is None:
-                    self._live = await self._started(folder, version)
-                    self._watch = asyncio.create_task(self._bury(self._live))
+                live = self._live
+                if live is None:
+                    live = self._live = await self._started(folder, version)
+                    self._watch = asyncio.create_task(self._bury(live))
                 else:
-                    await self._update(self._live, folder, version)
+                    await self._update(live, folder, version)
             except Exception:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
@@ -133,7 +145,7 @@ class VllmEngine:
                 if self._forward is not None:
                     # An answer may have ended by the old weights, its signals being on their way.
                     self._forward.keep({old, self.version})
-            log.info("vllm_weights", version=version, checksum=self._live.checksum[:16])
+            log.info("vllm_weights", version=version, checksum=live.checksum[:16])
 
     async def _started(self, folder: Path, version: int) -> Live:
         what = Start(folder=folder, **self._start_with)
@@ -146,17 +158,20 @@ class VllmEngine:
             )
             self._room.admit()
 
+        if self._newest is not None:
+            # Two engines at once may not fit.
+            await self._newest.close()
         if self._reaper is None or self._reaper.poll() is not None:
             self._reaper = _reaper()
         self._beginning = True
         # vLLM gives its processes ten minutes to be ready.
         try:
-            started = await asyncio.to_thread(start, what, observe)
+            started = await asyncio.to_thread(self._start, what, observe)
         except Exception as error:  # whatever vLLM's start may raise; its own log says more
             self._beginning = False
             raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        live = self._newest = Live(started, folder, version)
         self._beginning = False
-        live = Live(started, folder, version)
         try:
             await live.begin()
         except EngineError:
@@ -173,10 +188,11 @@ class VllmEngine:
 
     async def _bury(self, live: Live) -> None:
         """Notice the death of the engine's processes, whether or not anybody waits for an answer."""
-        while True:
+        while not live.dead:
             await asyncio.sleep(WATCH_S)
-            if live.dead:
-                break
+            if self._live is not live:
+                # Ended for another reason, which was told.
+                return
         log.warning("vllm_died", version=live.version, rows=live.rows)
         await self._end(live)
 
@@ -198,14 +214,29 @@ class VllmEngine:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
-        if self._live is not None:
-            await self._end(self._live)
+        if self._newest is not None:
+            await self._end(self._newest)
         if self._reaper is not None:
-            # A start cannot be called off: what it has begun is left to the reaper.
-            said = None if self._beginning else b"x"
-            await asyncio.to_thread(self._reaper.communicate, said)
+            if self._beginning and self._reaper.stdin is not None:
+                # A start cannot be called off: what it has begun is left to the reaper, and with it all
+                # else below this process, so no sooner than when this process has ended.
+                os.dup(self._reaper.stdin.fileno())
+                self._reaper.stdin.close()
+            else:
+                await asyncio.to_thread(self._reaper.communicate, b"x")
             self._reaper = None
         await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
+
+
+def _home(cache_dir: Path) -> Path:
+    """A new folder for one engine; those of processes that have died without removing theirs go."""
+    ours = f"vllm-{socket.gethostname()}"
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    for folder in cache_dir.glob(f"{ours}-*"):
+        host, pid, _ = folder.name.rsplit("-", 2)
+        if host == ours and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{ours}-{os.getpid()}-", dir=cache_dir))
 
 
 def _reaper() -> "subprocess.Popen[bytes]":

@@ -9,10 +9,10 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
-
-import structlog
+from typing import Any
 
 from broker.telemetry import now_us
 from workers.rollout.engine import Answer, BadWeights, EngineError, Job
@@ -21,15 +21,18 @@ from workers.rollout.vllm_start import Started
 
 UPDATE_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 2.0
-
-log = structlog.get_logger()
+LOOK_S = 0.2
 
 
 class Live:
     """Made around an engine that has just started from `folder`."""
 
-    def __init__(self, started: Started, folder: Path, version: int) -> None:
+    def __init__(
+        self, started: Started, folder: Path, version: int, *, limit_s: float = UPDATE_LIMIT_S
+    ) -> None:
+        """limit_s: of an update; an engine that takes longer is to be closed."""
         self._llm = started.llm
+        self._limit_s = limit_s
         self._breaks = started.breaks
         self._sampling = started.sampling
         self._folder = folder
@@ -38,6 +41,7 @@ class Live:
         self._going.set()
         self._open: set[asyncio.Task[Answer | None]] = set()
         self._closing = False
+        self._ended: asyncio.Task[None] | None = None
         self.version = version
         self.checksum = ""
         """Of the weights that the engine holds, as it tells them; empty before it was asked."""
@@ -50,12 +54,32 @@ class Live:
 
     async def begin(self) -> None:
         """Label the first weights. Raises EngineError."""
+        await self._while_it_lives("its first weights", self._label())
+
+    async def _label(self) -> None:
+        await self._llm.update_weight_version(str(self.version))
+        self.checksum = await self._checksum()
+
+    async def _while_it_lives(self, what: str, body: Coroutine[Any, Any, None]) -> None:
+        """Raises EngineError when the engine dies meanwhile: vLLM would let the call wait for ever.
+
+        Whatever vLLM raises becomes an EngineError too: after half a change nobody knows what it holds.
+        """
+        task = asyncio.create_task(body)
         try:
-            async with asyncio.timeout(UPDATE_LIMIT_S):
-                await self._llm.update_weight_version(str(self.version))
-                self.checksum = await self._checksum()
-        except (*self._breaks, TimeoutError) as error:
-            raise EngineError(f"vLLM did not take its first weights: {_told(error)}") from error
+            async with asyncio.timeout(self._limit_s):
+                while not task.done():
+                    await asyncio.wait({task}, timeout=LOOK_S)
+                    if self._closing or (self.dead and not task.done()):
+                        raise EngineError(f"vLLM ended while it took {what}")
+                task.result()
+        except (EngineError, BadWeights):
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM did not take {what}: {_told(error)}") from error
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def answer(self, job: Job, seed: int, end_tokens: frozenset[int]) -> Answer:
         """One answer. Raises EngineError."""
@@ -111,20 +135,22 @@ class Live:
         """Put the weights of another folder in force; on any failure the old ones stay or are put back.
 
         Raises BadWeights when the engine refuses them, EngineError when it is dead or does not answer:
-        then it is to be closed.
+        then it is to be closed, and stays paused until it is.
         """
         self._going.clear()
         try:
-            async with asyncio.timeout(UPDATE_LIMIT_S):
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-                try:
-                    await self._exchange(folder, version)
-                finally:
-                    await self._llm.resume_generation()
-        except (*self._breaks, TimeoutError) as error:
-            raise EngineError(f"vLLM broke at an update of its weights: {_told(error)}") from error
+            await self._while_it_lives(f"version {version}", self._paused(folder, version))
         finally:
             self._going.set()
+
+    async def _paused(self, folder: Path, version: int) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        try:
+            await self._exchange(folder, version)
+        except BadWeights:
+            await self._llm.resume_generation()
+            raise
+        await self._llm.resume_generation()
 
     async def _exchange(self, folder: Path, version: int) -> None:
         try:
@@ -162,9 +188,14 @@ class Live:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     async def close(self) -> None:
-        """End its processes; every answer under way fails."""
-        # Once it is shut down, vLLM tells the answers under way nothing more.
+        """End its processes; every answer under way fails. Whoever calls, it is done once and to its end."""
         self._closing = True
+        if self._ended is None:
+            self._ended = asyncio.create_task(self._end())
+        await asyncio.shield(self._ended)
+
+    async def _end(self) -> None:
+        # Once it is shut down, vLLM tells the answers under way nothing more.
         attempts = list(self._open)
         for attempt in attempts:
             attempt.cancel()

@@ -31,14 +31,19 @@ TICK_S = 0.5
 RESUME_WAIT_S = 60.0
 
 
-def make_engine(settings: RolloutSettings, model_dir: Path, device: str, dtype: str) -> Engine:
-    """The engine that `[rollout] engine` names."""
+def make_engine(
+    settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path
+) -> Engine:
+    """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         from workers.rollout.vllm_engine import VllmEngine
+        from workers.rollout.vllm_start import refuse_without_vllm
 
+        refuse_without_vllm()
         return VllmEngine(
             model_dir,
+            cache_dir=cache_dir,
             device=device,
             dtype=dtype,
             max_rows=settings.max_rows,
@@ -69,7 +74,7 @@ async def run(
     stop: asyncio.Event,
 ) -> None:
     """Answer requests until `stop` is set or the run has ended; model_dir needs no weights."""
-    make = partial(make_engine, settings, model_dir, device, dtype)
+    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
     engine = await asyncio.to_thread(make)
     ledger = LedgerView(bus)
     wait_s = settings.weights_wait_s

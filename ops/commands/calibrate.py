@@ -49,7 +49,7 @@ async def _calibrate(c: "Configuration", *, json_wanted: bool) -> int:
     async with Pool(size=2, deadline_s=limits.deadline_s, memory_bytes=limits.memory_bytes) as pool:
         found = [
             await calibrate.calibrate(
-                pool, source.domain, train_items(source, calibrate.ITEMS), held_out_items(source)
+                pool, source.domain, train_items(source), held_out_items(source)
             )
             for source in loaded
         ]
@@ -61,9 +61,11 @@ async def _calibrate(c: "Configuration", *, json_wanted: bool) -> int:
     return 1 if any(one.problems for one in found) else 0
 
 
-def train_items(source: "Source", most: int) -> "Sequence[tuple[Sample, str | None]]":
+def train_items(source: "Source") -> "Sequence[tuple[Sample, str | None]]":
     """The first draws, with their worked solutions."""
-    numbers = range(min(most, len(source.train.items)))
+    from workers.verifiers.calibrate import ITEMS
+
+    numbers = range(min(ITEMS, len(source.train.items)))
     return [(source.sample(n)[0], source.item(n)[0].solution) for n in numbers]
 
 

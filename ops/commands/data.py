@@ -22,7 +22,9 @@ def register(commands: Any) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--name", metavar="NAME", help="of the dataset (default: the file's)")
     parser.add_argument(
-        "--verifier", metavar="SPEC", help="for rows that name none: a name, or JSON"
+        "--verifier",
+        metavar="SPEC",
+        help="checks rows that name none, as the run's source will: a name, or JSON",
     )
     parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out")
     parser.add_argument(
@@ -181,11 +183,21 @@ def _texts(asked: argparse.Namespace, name: str) -> "Iterator[Text]":
     for number, raw in importing.raw_rows(path):
         prompt = None if isinstance(raw, ValueError) else raw.get(asked.prompt)
         if isinstance(prompt, list):
-            prompt = "\n".join(str(turn.get("content")) for turn in prompt if turn.get("content"))
+            prompt = _asked(prompt)
         if not isinstance(prompt, str):
             problem = raw if isinstance(raw, ValueError) else f"{asked.prompt} is {prompt!r:.60}"
             raise BadConfiguration(f"{path}:{number}: {problem}")
         yield Text.of(number, prompt)
+
+
+def _asked(turns: list[Any]) -> str | None:
+    """What the user's turns say: a system's text is the same in every row. None: nothing."""
+    said = [
+        turn["content"]
+        for turn in turns
+        if isinstance(turn, dict) and turn.get("role") == "user" and turn.get("content")
+    ]
+    return "\n".join(map(str, said)) or None
 
 
 def _report(

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,24 +54,33 @@ def run(
     layout.checked_name(name)
     target = to / name
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=target) as scratch:
-        folder = Path(scratch) / "version"
-        folder.mkdir()
-        counts, digest = _write(path, folder, check, prepare)
-        _refuse(path, counts, skip_bad)
-        manifest = Manifest(
-            dataset=name,
-            version=digest[:12],
-            sha256=digest,
-            rows=counts.rows,
-            labeled=counts.labeled,
-            refused=counts.refused,
-            domains=dict(sorted(counts.domains.items())),
-            levels=dict(sorted(counts.levels.items())),
-            verifiers=dict(sorted(counts.verifiers.items())),
-        )
-        layout.write_manifest(folder, manifest)
-        return _placed(folder, target / manifest.version), manifest
+    try:
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=target) as scratch:
+            folder = Path(scratch) / "version"
+            folder.mkdir()
+            counts, digest = _write(path, folder, check, prepare)
+            _refuse(path, counts, skip_bad)
+            manifest = _manifest(name, digest, counts)
+            layout.write_manifest(folder, manifest)
+            return _placed(folder, target / manifest.version), manifest
+    finally:
+        # Empty only if nothing was imported, now or ever.
+        with suppress(OSError):
+            target.rmdir()
+
+
+def _manifest(name: str, digest: str, counts: Counts) -> Manifest:
+    return Manifest(
+        dataset=name,
+        version=digest[:12],
+        sha256=digest,
+        rows=counts.rows,
+        labeled=counts.labeled,
+        refused=counts.refused,
+        domains=dict(sorted(counts.domains.items())),
+        levels=dict(sorted(counts.levels.items())),
+        verifiers=dict(sorted(counts.verifiers.items())),
+    )
 
 
 def _placed(folder: Path, final: Path) -> Path:
@@ -107,8 +117,8 @@ def _write(path: Path, folder: Path, check: Check, prepare: Prepare) -> tuple[Co
                 if isinstance(raw, ValueError):
                     raise raw
                 row = read(prepare(raw), number - 1)
-                _refuse_duplicate(keys, row, number)
                 check(row)
+                _refuse_duplicate(keys, row, number)
             except ValueError as error:
                 counts.refused += 1
                 if len(counts.shown) < SHOWN:

@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a version holds. Says nothing of when and where it was made: the same rows, the same manifest."""
+    """What a version holds, and nothing of when and where it was made: the same rows, the same."""
 
     dataset: str
     version: str
@@ -23,7 +23,7 @@ class Manifest:
     rows: int
     labeled: int
     refused: int
-    """Rows of the input that were left out."""
+    """Rows of the input that were left out when the version was first made."""
     domains: dict[str, int]
     levels: dict[str, int]
     verifiers: dict[str, int]

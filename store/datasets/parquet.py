@@ -5,7 +5,7 @@ it was.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -111,10 +111,11 @@ def spelled(row: Row) -> dict[str, Any]:
     }
 
 
-def raw_rows(path: Path) -> Iterator[dict[str, Any]]:
+def raw_rows(path: Path) -> Iterator[dict[str, Any] | ValueError]:
     """The rows of any Parquet file as tables; of one of ours as they were before `spelled`.
 
-    Raises BadConfiguration when the file cannot be read.
+    A row that no table can be made of is the ValueError that says why. Raises BadConfiguration when the file
+    cannot be read.
     """
     pa = library()
     try:
@@ -125,16 +126,22 @@ def raw_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise BadConfiguration(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _plain(row: dict[str, Any]) -> dict[str, Any] | ValueError:
     """JSON columns read; a marked prompt as text."""
     for name in ("views", "verifier", "options"):
         value = row.get(name)
         if isinstance(value, str) and value[:1] in ("{", "["):
-            row[name] = json.loads(value)
+            try:
+                row[name] = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                return ValueError(f"{name} is {value!r:.60}: not JSON: {error}")
     if isinstance(row.get("views"), list):
         row["views"] = [_view(view) for view in row["views"]]
-    if (row.get("extra_info") or {}).get("text_prompt") and len(row["prompt"]) == 1:
-        row["prompt"] = row["prompt"][0]["content"]
+    match row:
+        case {"extra_info": {"text_prompt": True}, "prompt": [{"content": text}]}:
+            row["prompt"] = text
+        case _:
+            pass
     return row
 
 
@@ -153,12 +160,3 @@ def _turns(prompt: Prompt) -> list[dict[str, str]]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
-
-
-def rows_in(path: Path) -> int:
-    """How many rows a file holds, from its footer."""
-    return library().parquet.ParquetFile(path).metadata.num_rows
-
-
-def columns(path: Path) -> Sequence[str]:
-    return library().parquet.read_schema(path).names

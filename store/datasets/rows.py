@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
+
 from broker.specs import code_in
 
 Turn = tuple[str, str]
@@ -50,16 +52,16 @@ class Row:
 def read(raw: Mapping[str, Any], place: int) -> Row:
     """The row at a place of its file, from 0."""
     extra, reward = _table(raw, "extra_info"), _table(raw, "reward_model")
-    options = dict(_table(raw, "options"))
+    options = dict(sendable(_table(raw, "options"), "options"))
     tests = raw.get("test_cases", raw.get("tests"))
     target = _target(_first(raw.get("target"), raw.get("ground_truth"), reward.get("ground_truth")))
     if tests is not None:
         if not isinstance(tests, list) or not tests:
             raise ValueError(f"test_cases is {tests!r:.60}: expected a list that is not empty")
         if target is None:
-            target = json.dumps(tests, ensure_ascii=False)
+            target = _spelling(tests, "test_cases")
         else:
-            options["tests"] = tests
+            options["tests"] = sendable(tests, "test_cases")
     labeled = _first(extra.get("labeled"), raw.get("labeled"), True)
     if not isinstance(labeled, bool):
         raise ValueError(f"labeled is {labeled!r:.40}: expected true or false")
@@ -144,7 +146,17 @@ def _target(value: object) -> str | None:
         return _text(value, "ground_truth")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"ground_truth is {value}: expected a finite number")
-    return sound(json.dumps(value, ensure_ascii=False), "ground_truth")
+    return sound(_spelling(value, "ground_truth"), "ground_truth")
+
+
+def _spelling(value: object, name: str) -> str:
+    """As JSON. Parquet also holds dates and bytes, which have none."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode("utf-8")
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"{name} is {value!r:.60}: {error}") from error
+    return text
 
 
 def _label(value: object, name: str) -> str | None:
@@ -166,9 +178,29 @@ def _index(value: object) -> int:
 def _number(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"difficulty is {value!r:.40}: expected a finite number")
-    return float(value)
+    return finite(value, "difficulty")
+
+
+def finite(value: int | float, name: str) -> float:
+    """JSON can spell integers that no float holds."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r:.40}: expected a finite number")
+    return number
+
+
+def sendable(value: Any, name: str) -> Any:
+    """The value itself, if a message can hold it: no lone surrogates, no integers beyond 64 bits."""
+    try:
+        orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return value
 
 
 def _verifier(value: object, tests: object) -> Mapping[str, Any] | None:
@@ -181,4 +213,4 @@ def _verifier(value: object, tests: object) -> Mapping[str, Any] | None:
         return {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError(f"verifier is {value!r:.60}: expected a name or a table with one")
-    return value
+    return sendable(value, "verifier")

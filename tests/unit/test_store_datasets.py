@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ BAD = [
         "/x.py:Mine' is code",
     ),
     ({"prompt": "x", "test_cases": []}, "test_cases is"),
+    ({"prompt": "x", "target": "1", "difficulty": 10**400}, "difficulty is 1000"),
+    ('{"prompt": "x", "test_cases": ["\\ud800"]}', "test_cases is .*surrogates"),
+    ('{"prompt": "x", "target": "1", "test_cases": ["\\ud800"]}', "test_cases: .*surrogates"),
+    ('{"prompt": "x", "target": ["\\ud800"]}', "ground_truth is .*surrogates"),
+    ('{"prompt": "x", "target": "1", "options": {"a": "\\ud800"}}', "options: .*surrogates"),
+    ({"prompt": "x", "target": "1", "options": {"a": 2**70}}, "options: .*64-bit"),
+    ({"prompt": "x", "target": "1", "verifier": {"name": "exact", "n": 2**70}}, "verifier: "),
     ('{"prompt": "\\ud800", "target": "1"}', "lone surrogate"),
     ({"prompt": "x", "target": "1", "id": "b"}, "id b is already that of row 2"),
     (
@@ -147,6 +155,71 @@ def test_a_bad_row_is_named_by_number_and_reason(bad: object, reason: str, tmp_p
     refused = json.loads((folder / layout.REFUSED).read_text())
     assert refused["row"] == 5
     assert not list((tmp_path / "data" / "tasks").glob(".import-*"))
+
+
+def test_a_bad_row_of_a_parquet_file_is_named_too(tmp_path: Path):
+    good = {"prompt": "x", "target": "1", "options": "{}", "extra_info": "none"}
+    bad = good | {"options": '{"a": '}
+    path = tmp_path / "tasks.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([bad]), path)
+
+    with pytest.raises(BadConfiguration, match=r"parquet:1: options is .*: not JSON"):
+        imported(path, tmp_path / "data")
+    with pytest.raises(BadConfiguration, match=r"parquet:1: options is .*: not JSON"):
+        next(stored.rows_of(path))
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([good]), path)
+    with pytest.raises(BadConfiguration, match=r"parquet:1: extra_info is 'none'"):
+        imported(path, tmp_path / "data")
+
+
+def test_what_json_cannot_spell_is_a_bad_row(tmp_path: Path):
+    path = tmp_path / "tasks.parquet"
+    row = {"prompt": "x", "target": [date(2020, 1, 1)]}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+
+    with pytest.raises(BadConfiguration, match=r"ground_truth is .* not JSON serializable"):
+        imported(path, tmp_path / "data")
+
+
+def test_a_row_that_is_left_out_keeps_its_id_for_another(tmp_path: Path):
+    rows = [{"prompt": x, "target": x, "id": "a", "index": 5} for x in ("bad", "good", "again")]
+
+    def check(row: Row) -> None:
+        if row.target == "bad":
+            raise ValueError("bad")
+
+    folder, manifest = importing.run(
+        written(tmp_path, rows), "tasks", tmp_path / "data", check=check, skip_bad=True
+    )
+
+    assert [row.target for row in stored.rows(folder)] == ["good"]
+    assert manifest.refused == 2
+
+
+def test_an_import_of_nothing_leaves_nothing(tmp_path: Path):
+    data = tmp_path / "data"
+
+    assert main(["data", "import", str(tmp_path / "a.jsonl"), "--datasets", str(data)]) == 2
+    assert not list(data.glob("*"))
+
+    folder, _ = imported(written(tmp_path, ROWS), data)
+    with pytest.raises(BadConfiguration, match="cannot be read"):
+        imported(tmp_path / "a.jsonl", data)
+    assert (folder / layout.ROWS).is_file()
+
+
+def test_an_unlabelled_row_hides_its_tests_as_it_hides_its_target(tmp_path: Path):
+    tests = [{"expr": "f(1)", "expected": 2}]
+    row = {"prompt": "x", "target": "y", "tests": tests, "options": {"entry": "f"}}
+    path = written(tmp_path, [row | {"index": 0}, row | {"index": 1, "labeled": False}])
+    folder, _ = imported(path, tmp_path / "data")
+
+    source = SourceSettings.model_validate({"domain": "d", "path": folder})
+    known, hidden = load(folder, source, max_rows=None).items
+
+    assert (known.target, known.options) == ("y", {"entry": "f", "tests": tests})
+    assert (hidden.target, hidden.options) == (None, {"entry": "f"})
 
 
 def test_a_parquet_file_names_no_code_to_import(tmp_path: Path):
@@ -221,7 +294,13 @@ def imports(count: int, folder: Path) -> tuple[int, ...]:
 
 
 def test_an_import_keeps_to_its_memory(tmp_path: Path):
-    assert imports(30_000, tmp_path)[:3] == (29_999, 1, 29_999)
+    *_, few_peak = imports(2_000, tmp_path)
+
+    *found, peak = imports(30_000, tmp_path)
+
+    assert found == [29_999, 1, 29_999]
+    # The rows themselves are tens of MiB as Python's objects.
+    assert peak - few_peak <= 16
 
 
 @pytest.mark.full

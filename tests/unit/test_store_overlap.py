@@ -91,6 +91,17 @@ def test_the_command_lists_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "train.jsonl:1: prompt is None" in capsys.readouterr().err
 
 
+def test_only_what_the_user_asks_is_compared(tmp_path: Path):
+    brief = {"role": "system", "content": "You are a careful helper. " + "Think step by step. " * 9}
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    for path, question in ((train, "What is two and two?"), (held_out, "Who wrote Faust?")):
+        turns = [brief, {"role": "user", "content": question}]
+        path.write_text(json.dumps({"prompt": turns}) + "\n")
+
+    assert main(["data", "audit", str(train), str(held_out)]) == 0
+    assert main(["data", "audit", str(train), str(train)]) == 1
+
+
 def test_gsm8k_is_audited_in_time():
     train = [Text.of(n, str(row["question"])) for n, row in enumerate(rows("gsm8k/train.jsonl"), 1)]
     held_out = [

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from broker.errors import BadConfiguration
 from broker.messages import ChatTurn
+from store.datasets.rows import finite, sendable
 from workers.dispatcher.gsm8k import parse_answer
 from workers.dispatcher.items import Item, ItemSet, Prompt
 from workers.dispatcher.settings import SourceOptions, SourceSettings
@@ -104,7 +105,8 @@ def _item(
     extra = row.get("options", {})
     if not isinstance(extra, dict):
         raise ValueError(f"options is {extra!r:.60}; expected a table")
-    number = None if difficulty is None else float(difficulty)
+    sendable(extra, "options")
+    number = None if difficulty is None else finite(difficulty, "difficulty")
     level = row.get("level")
     level = None if level is None else _text(level, "level")
     return Item(line_no - 1, prompt, target, solution, number, extra, level=level), steps
@@ -144,7 +146,7 @@ def _text(value: object, field: str) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{field} is {value!r:.60}; expected text that is not empty")
-    return value
+    return sendable(value, field)
 
 
 def _prompt(value: object, field: str) -> Prompt:

@@ -50,13 +50,15 @@ def load(path: Path, settings: SourceSettings, *, max_rows: int | None) -> ItemS
 
 
 def _item(row: Row) -> Item:
+    # Tests are a gold of their own.
+    options = {k: v for k, v in row.options.items() if row.labeled or k != "tests"}
     return Item(
         row.index,
         _prompt(row.prompt),
         row.target if row.labeled else None,
         row.solution,
         row.difficulty,
-        dict(row.options),
+        options,
         verifier=None if row.verifier is None else dict(row.verifier),
         level=row.level,
     )

@@ -1,5 +1,6 @@
 """Settings of the model and of training: `[model]`, `[warmup]`, `[learner]`."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,6 +30,18 @@ class ModelSettings(Settings):
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; master weights are float32."""
+
+    @property
+    def hidden_values(self) -> int:
+        """Of the hidden states at one token: (layers + 1) * hidden size; 0 of a folder that cannot be read,
+        which whoever loads the model refuses."""
+        if self.tiny is not None:
+            return (self.tiny.layers + 1) * self.tiny.hidden
+        try:
+            config = json.loads(((self.path or Path()) / "config.json").read_text(encoding="utf-8"))
+            return (config["num_hidden_layers"] + 1) * config["hidden_size"]
+        except (OSError, ValueError, KeyError):
+            return 0
 
 
 class WarmupSettings(Settings):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Sample
-from ops import roles, settings
+from ops import roles
 from ops.paths import RunPaths
 from ops.settings import Configuration
+from workers.dispatcher.space import refuse_small_logs, signal_bytes
 
 if TYPE_CHECKING:
     from workers.dispatcher.sources import Source
@@ -26,7 +27,7 @@ def refuse_unusable(configuration: Configuration) -> None:
     from workers.rollout.vllm_start import refuse_without_vllm
 
     c = configuration
-    settings.refuse_impossible(c, snapshot_every=snapshot_every(c))
+    refuse_impossible(c, snapshot_every=snapshot_every(c))
     if c.rollout.engine == "vllm":
         refuse_without_vllm()
     refuse_unknown_verifiers(c)
@@ -39,6 +40,27 @@ def refuse_unusable(configuration: Configuration) -> None:
             if c.warmup.steps and source.settings.warmup_share != 0:
                 next(solutions([source], renderer, max_tokens=c.sampling.max_tokens))
     asyncio.run(refuse_ungradable(c, sources))
+
+
+def refuse_impossible(configuration: Configuration, *, snapshot_every: int = 1) -> None:
+    """BadConfiguration for what no run could live with, found before anything starts.
+
+    snapshot_every: windows between the policy's snapshots, which only its methods tell.
+    """
+    c = configuration
+    refuse_small_logs(
+        c.run,
+        prompt_tokens=c.prompt.max_tokens,
+        answer_tokens=c.sampling.max_tokens,
+        checkpoint_every=c.learner.checkpoint_every,
+        snapshot_every=snapshot_every,
+        log_bytes=c.nats.log_bytes,
+        answer_signal_bytes=signal_bytes(
+            c.rollout.signals,
+            answer_tokens=c.sampling.max_tokens,
+            hidden_values=c.model.hidden_values,
+        ),
+    )
 
 
 async def refuse_ungradable(configuration: Configuration, sources: Sequence["Source"]) -> None:

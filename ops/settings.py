@@ -21,7 +21,6 @@ from workers.dispatcher.settings import (
     SamplingSettings,
     SourceSettings,
 )
-from workers.dispatcher.space import refuse_small_logs
 from workers.policies.settings import PolicySettings
 from workers.rollout.settings import RolloutSettings
 from workers.verifiers.settings import VerifierSettings
@@ -214,22 +213,6 @@ def _tables_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [table for a in get_args(annotation) for table in _tables_in(a)]
-
-
-def refuse_impossible(configuration: Configuration, *, snapshot_every: int = 1) -> None:
-    """BadConfiguration for what no run could live with, found before anything starts.
-
-    snapshot_every: windows between the policy's snapshots, which only its methods tell.
-    """
-    c = configuration
-    refuse_small_logs(
-        c.run,
-        prompt_tokens=c.prompt.max_tokens,
-        answer_tokens=c.sampling.max_tokens,
-        checkpoint_every=c.learner.checkpoint_every,
-        snapshot_every=snapshot_every,
-        log_bytes=c.nats.log_bytes,
-    )
 
 
 MAY_DIFFER: dict[str, Any] = {

@@ -30,7 +30,7 @@ from broker.topology import Log, kind_subjects
 from ops import roles, settings
 from ops.failures import first_of
 from ops.paths import RunPaths
-from ops.preflight import refuse_unknown_verifiers, snapshot_every
+from ops.preflight import refuse_impossible, refuse_unknown_verifiers, snapshot_every
 from ops.processes import limit_threads
 from ops.settings import Configuration
 
@@ -119,7 +119,7 @@ def check(configuration: Configuration, names: tuple[str, ...]) -> None:
         refuse_unknown_verifiers(configuration)
     # Where no policy runs, its methods need not be there.
     every = snapshot_every(configuration) if "policy" in names else 1
-    settings.refuse_impossible(configuration, snapshot_every=every)
+    refuse_impossible(configuration, snapshot_every=every)
 
 
 def _explain(error: BaseException) -> int:

@@ -29,7 +29,12 @@ from workers.dispatcher import worker
 from workers.dispatcher.following import catch_up
 from workers.dispatcher.janitor import Janitor
 from workers.dispatcher.outbox import Outbox
-from workers.dispatcher.space import largest_group_bytes, refuse_small_logs, required_log_bytes
+from workers.dispatcher.space import (
+    largest_group_bytes,
+    refuse_small_logs,
+    required_log_bytes,
+    signal_bytes,
+)
 from workers.dispatcher.state import State
 
 LIMIT_S = 30.0
@@ -259,6 +264,22 @@ def test_the_space_a_run_needs_is_a_checkpoint_interval_and_what_is_under_way():
 
     assert group == 3072 + 1024 * 16 + 8 * (1536 + 512 * 14)
     assert needed == [(steps + 2 + 2) * 16 * group for steps in (20, 16, 100)]
+
+
+def test_signals_take_the_space_of_their_values():
+    run = a_run(group_size=8)
+    plain = largest_group_bytes(run, prompt_tokens=64, answer_tokens=100)
+
+    def beside(*signals: str) -> int:
+        told = signal_bytes(signals, answer_tokens=100, hidden_values=3 * 64)
+        group = largest_group_bytes(
+            run, prompt_tokens=64, answer_tokens=100, answer_signal_bytes=told
+        )
+        return group - plain
+
+    assert beside() == 0
+    assert beside("entropy") == beside("self_certainty") == 8 * 100 * 4
+    assert beside("entropy", "self_certainty", "hidden") == 8 * (100 * 8 + 3 * 64 * 4)
 
 
 @pytest.mark.parametrize(

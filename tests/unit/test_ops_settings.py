@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration
 from ops import settings, toml, worker
+from ops.preflight import refuse_impossible
 from workers.dispatcher.space import required_log_bytes
 
 MINIMAL = """
@@ -89,13 +90,29 @@ def test_a_gpu_chosen_by_index_is_refused_for_an_engine_that_would_take_another(
 
 def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path):
     small = settings.load(written(tmp_path), ("nats.log_bytes=1_048_576",), environment={})
-    settings.refuse_impossible(small)
+    refuse_impossible(small)
     long = settings.load(
         written(tmp_path), ("nats.log_bytes=1_048_576", "run.steps=100"), environment={}
     )
 
     with pytest.raises(BadConfiguration, match=r"nats\.log_bytes = 1,048,576: .*checkpoint_every"):
-        settings.refuse_impossible(long)
+        refuse_impossible(long)
+
+
+def test_logs_that_cannot_hold_the_signals_of_a_wide_model_are_refused(tmp_path: Path):
+    path = written(tmp_path)
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 31, "hidden_size": 4096}')
+
+    for model in (
+        f"model={{path='{tmp_path}'}}",
+        "model={tiny={characters='01', hidden=4096, layers=31}}",
+    ):
+        refuse_impossible(settings.load(path, (model,), environment={}))
+        wide = settings.load(
+            path, (model, "rollout.signals=['hidden']", "nats.log_bytes=4_194_304"), {}
+        )
+        with pytest.raises(BadConfiguration, match=r"nats\.log_bytes"):
+            refuse_impossible(wide)
 
 
 def test_a_policy_with_a_memory_needs_room_for_every_window_since_its_snapshot(tmp_path: Path):
@@ -126,7 +143,7 @@ def test_the_configurations_that_come_with_it_are_possible():
     shipped = sorted(Path(settings.__file__).parent.rglob("*.toml"))
 
     for path in shipped:
-        settings.refuse_impossible(settings.load(path, environment={}))
+        refuse_impossible(settings.load(path, environment={}))
     assert len(shipped) >= 3
 
 

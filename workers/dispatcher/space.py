@@ -1,5 +1,7 @@
 """Whether the logs can hold what a run needs at once; refused before anything starts. Pure."""
 
+from collections.abc import Collection
+
 from broker.errors import BadConfiguration
 from broker.settings import RunSettings
 
@@ -11,16 +13,29 @@ TOKEN_BYTES = 14
 """Of one token of an answer: id 4, log-probability 4, text 6."""
 PROMPT_TOKEN_BYTES = 16
 """Of one token of a prompt: id 4, text 6 in the sample and 6 as rendered."""
+SIGNAL_BYTES = 4
+"""Of one value of a signal."""
 
 
-def largest_group_bytes(run: RunSettings, *, prompt_tokens: int, answer_tokens: int) -> int:
+def signal_bytes(signals: Collection[str], *, answer_tokens: int, hidden_values: int) -> int:
+    """What the rollout records of one answer for the policy: `rollout.signals`.
+
+    hidden_values: of a model's hidden states at one token, (layers + 1) * hidden size.
+    """
+    per_token = len(set(signals) - {"hidden"})
+    return SIGNAL_BYTES * (answer_tokens * per_token + hidden_values * ("hidden" in signals))
+
+
+def largest_group_bytes(
+    run: RunSettings, *, prompt_tokens: int, answer_tokens: int, answer_signal_bytes: int = 0
+) -> int:
     """Size of a GroupAnnotated whose prompt and answers are all as long as they may be.
 
     REQUEST_BYTES + prompt_tokens * PROMPT_TOKEN_BYTES
-    + group_size * (ROW_BYTES + answer_tokens * TOKEN_BYTES).
+    + group_size * (ROW_BYTES + answer_tokens * TOKEN_BYTES + answer_signal_bytes).
     Bodies that leave their message for the object store are counted as if they had not.
     """
-    answers = run.group_size * (ROW_BYTES + answer_tokens * TOKEN_BYTES)
+    answers = run.group_size * (ROW_BYTES + answer_tokens * TOKEN_BYTES + answer_signal_bytes)
     return REQUEST_BYTES + prompt_tokens * PROMPT_TOKEN_BYTES + answers
 
 
@@ -31,6 +46,7 @@ def required_log_bytes(
     answer_tokens: int,
     checkpoint_every: int,
     snapshot_every: int,
+    answer_signal_bytes: int = 0,
 ) -> int:
     """What a log must hold: nothing of a checkpoint interval may go, nor of what is under way.
 
@@ -39,7 +55,12 @@ def required_log_bytes(
     under way; one more is being trained.
     """
     steps = _interval(run, checkpoint_every, snapshot_every) + run.pace_steps + 2
-    group = largest_group_bytes(run, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    group = largest_group_bytes(
+        run,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        answer_signal_bytes=answer_signal_bytes,
+    )
     return steps * run.groups_per_step * group
 
 
@@ -56,6 +77,7 @@ def refuse_small_logs(
     checkpoint_every: int,
     snapshot_every: int,
     log_bytes: int,
+    answer_signal_bytes: int = 0,
 ) -> None:
     """Raises BadConfiguration with the arithmetic when `nats.log_bytes` is too small."""
     needed = required_log_bytes(
@@ -64,10 +86,16 @@ def refuse_small_logs(
         answer_tokens=answer_tokens,
         checkpoint_every=checkpoint_every,
         snapshot_every=snapshot_every,
+        answer_signal_bytes=answer_signal_bytes,
     )
     if needed <= log_bytes:
         return
-    group = largest_group_bytes(run, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    group = largest_group_bytes(
+        run,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        answer_signal_bytes=answer_signal_bytes,
+    )
     steps = _interval(run, checkpoint_every, snapshot_every)
     what = (
         f"checkpoint_every {steps}"

@@ -33,6 +33,10 @@ def refuse_unusable(configuration: Configuration) -> None:
     refuse_unknown_verifiers(c)
     with TemporaryDirectory() as scratch:
         folder = roles.prepare_model(c, RunPaths(Path(scratch) / "run"))
+        if c.learner.kl is not None and c.learner.kl.path is not None:
+            from learner.reference import refuse_unusable_folder, vocabulary_of
+
+            refuse_unusable_folder(c.learner.kl.path, vocabulary_of(folder, "model.path"))
         renderer, sources = roles.load_sources(c, folder)
         if c.warmup.steps:
             next(solutions(sources, renderer, max_tokens=c.sampling.max_tokens))

@@ -276,6 +276,7 @@ def test_a_malformed_row_is_named_by_line_and_reason(
     [
         ("sampling.max_tokens=500", "longer than the model's"),
         ("source.0.solution_field='worked'", "for the warm-up"),
+        ("learner.kl={name='k3', coefficient=0.1, path='.'}", "learner.kl.path"),
     ],
 )
 def test_what_no_role_could_work_with_is_refused_before_it_starts(

@@ -30,6 +30,11 @@ SEEDS = 5
 LIMIT = 0.95
 
 
+def answer_lengths(rng: np.random.Generator, count: int) -> np.ndarray:
+    """(count,) float64, tokens."""
+    return np.clip(rng.lognormal(np.log(MEAN) - SPREAD**2 / 2, SPREAD, count), 1, LONGEST)
+
+
 @dataclass
 class Group:
     number: int
@@ -63,11 +68,6 @@ class World:
     committed: list[tuple[float, int]] = field(default_factory=list)
     """When, and how many groups were trained until then."""
 
-    def lengths(self) -> list[int]:
-        mu = np.log(MEAN) - SPREAD**2 / 2
-        drawn = self.rng.lognormal(mu, SPREAD, SIZE)
-        return [int(n) for n in np.clip(drawn, 1, LONGEST)]
-
     def request(self) -> None:
         more = room(
             outstanding=self.outstanding,
@@ -77,7 +77,7 @@ class World:
         )
         for _ in range(more):
             self.requested += 1
-            group = Group(self.requested, self.lengths())
+            group = Group(self.requested, [int(n) for n in answer_lengths(self.rng, SIZE)])
             self.waiting.extend((group, length) for length in group.lengths)
         self.outstanding += more
 
@@ -139,10 +139,8 @@ def groups_per_s(eta: int, train_s: float, seed: int) -> tuple[float, float]:
 
 def generation_s() -> float:
     """Seconds of a step's generation with every row busy all the time."""
-    rng = np.random.default_rng(0)
-    mu = np.log(MEAN) - SPREAD**2 / 2
-    drawn = np.clip(rng.lognormal(mu, SPREAD, 200_000), 1, LONGEST)
-    return float(drawn.mean()) * GROUPS * SIZE * TOKEN_S / ROWS
+    mean = answer_lengths(np.random.default_rng(0), 200_000).mean()
+    return float(mean) * GROUPS * SIZE * TOKEN_S / ROWS
 
 
 def measure() -> list[Result]:

@@ -33,8 +33,10 @@ from workers.rollout.engine import Engine, Job
 from workers.rollout.settings import RolloutSettings
 from workers.rollout.worker import make_engine
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
+ROOT = Path(__file__).parents[2]
+SMOLLM2 = ROOT / "models" / "smollm2-135m-instruct"
 ROUNDS = 3
+FIRST_ROUNDS = 5
 ROWS = 8
 """Answers a group."""
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=<>()[]{}!&|^~?.,:;#%@ _"
@@ -65,9 +67,9 @@ def measure() -> list[Result]:
                 Result(
                     "engine", f"{task.name}: {metric}", unit, found["torch"][metric],
                     found["vllm"][metric] if "vllm" in found else None,
-                    rounds=ROUNDS, more_is_better=unit == "tokens/s",
+                    rounds=rounds, more_is_better=unit == "tokens/s",
                 )
-                for metric, unit in UNITS.items()
+                for metric, (unit, rounds) in METRICS.items()
             ]  # fmt: skip
     return results
 
@@ -79,6 +81,7 @@ def in_a_process(name: str, task: Task) -> dict[str, float]:
         [sys.executable, "-c", IN_A_PROCESS, name, *said],
         stdout=subprocess.PIPE,
         timeout=PROCESS_LIMIT_S,
+        cwd=ROOT,
         check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +100,12 @@ def show(name: str, *said: str) -> None:
 IN_A_PROCESS = "import sys; from tests.bench.engine import show; show(*sys.argv[1:])"
 PROCESS_LIMIT_S = 600.0
 
-UNITS = {"generation": "tokens/s", "first token": "ms", "pause at an update": "ms"}
+METRICS = {
+    "generation": ("tokens/s", ROUNDS),
+    "first token": ("ms", FIRST_ROUNDS),
+    "pause at an update": ("ms", ROUNDS),
+}
+"""Unit, and of how many rounds the median is."""
 
 
 def tasks(scratch: Path) -> Iterator[Task]:
@@ -123,7 +131,9 @@ async def figures(name: str, task: Task) -> dict[str, float]:
         await speed(engine, task)
         return {
             "generation": statistics.median([await speed(engine, task) for _ in range(ROUNDS)]),
-            "first token": statistics.median([await first(engine, task, i) for i in range(5)]),
+            "first token": statistics.median(
+                [await first(engine, task, i) for i in range(FIRST_ROUNDS)]
+            ),
             "pause at an update": statistics.median(
                 [await pause(engine, task, 1 + i) for i in range(ROUNDS)]
             ),

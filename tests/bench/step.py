@@ -10,21 +10,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 from learner.settings import TinyModel
 from learner.tiny import write_model_folder
 from tests.bench import peer
+from tests.bench._step_side import VOCABULARY, lengths
 from tests.bench.result import Result
 
 ROOT = Path(__file__).parents[2]
-VOCABULARY, TOKENS = 49_152, 2_420
-"""Tokens: of all answers of a step; see _step_side.lengths."""
 ROUNDS = 5
 SPEED_LIMIT, MEMORY_LIMIT = 1.5, 0.5
 """Of the peer's: at least, at most."""
 MEGABYTE = 1e6
+ANSWER_LIMIT_S = 300.0
+"""The first answer of a side comes after its imports and a step."""
 
 
 class Side:
@@ -51,10 +53,18 @@ class Side:
 
     def _answer(self, key: str) -> dict[str, float]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{") and key in (found := json.loads(line)):
-                return found
-        raise RuntimeError(f"a side of the step benchmark ended with {self._process.wait()}")
+        late = threading.Timer(ANSWER_LIMIT_S, self._process.kill)
+        late.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{") and key in (found := json.loads(line)):
+                    return found
+        finally:
+            late.cancel()
+        raise RuntimeError(
+            f"a side of the step benchmark ended with {self._process.wait()}, or gave no answer "
+            f"within {ANSWER_LIMIT_S:g} s"
+        )
 
     def __enter__(self) -> "Side":
         return self
@@ -90,7 +100,7 @@ def measure() -> list[Result]:
     seconds, extra = (
         [statistics.median(one[side][what] for one in rounds) for side in (0, 1)] for what in (0, 1)
     )
-    speed, memory = [TOKENS / s for s in seconds], [b / MEGABYTE for b in extra]
+    speed, memory = [sum(lengths()) / s for s in seconds], [b / MEGABYTE for b in extra]
     return [
         Result(
             "step", "trained answer tokens", "tokens/s", speed[0], speed[1],

@@ -9,12 +9,12 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from ops.processes import descendants
 from tests.e2e.cluster import LIGHT, Cluster
+from tests.processes import alive
 
 pytestmark = [
     pytest.mark.skipif(
@@ -34,12 +34,6 @@ engine = "vllm"
 [rollout.vllm]
 kv_cache_gib = 0.25
 """
-
-
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_a_run_through_vllm_outlives_its_engine_and_its_worker(start_run: Callable[..., Cluster]):

@@ -12,19 +12,13 @@ import pytest
 
 from store import embedded
 from store.embedded import EmbeddedPostgres
+from tests.processes import alive
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sluice-embedded-") as name:
         yield Path(name)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_for_death(pid: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.processes import alive
 from tests.sandboxes import sandboxed, wait_until_gone
 from workers.verifiers import canaries
 from workers.verifiers.calls import Graded
@@ -194,16 +195,9 @@ async def test_no_process_outlives_the_pool():
         pids = [*pool.processes(), pool.nursery_pid()]
 
     for _ in range(100):
-        if any(map(_alive, pids)):
+        if any(map(alive, pids)):
             await asyncio.sleep(0.05)
-    assert not any(map(_alive, pids))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert not any(map(alive, pids))
 
 
 async def test_a_target_that_hangs_is_the_targets_fault(pool: Pool, trouble: dict[str, object]):

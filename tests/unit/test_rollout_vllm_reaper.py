@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ops.processes import descendants
+from tests.processes import alive
 from workers.rollout import vllm_reaper
 
 OWNER = """
@@ -50,13 +51,6 @@ def names(pids: list[int]) -> dict[int, str]:
     return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids}
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def wait(holds: Callable[[], bool], limit_s: float = 10.0) -> bool:
     until = time.monotonic() + limit_s
     while not holds() and time.monotonic() < until:
@@ -74,7 +68,7 @@ def owner():
     yield owner, below
     owner.kill()
     for pid in below:
-        if not gone(pid):
+        if alive(pid):
             os.kill(pid, signal.SIGKILL)
     owner.communicate()
 
@@ -87,7 +81,7 @@ def test_what_runs_below_a_killed_owner_ends_with_it(
     process.kill()
     process.wait(10)
 
-    assert wait(lambda: all(map(gone, below))), names([p for p in below if not gone(p)])
+    assert wait(lambda: not any(map(alive, below))), names(list(filter(alive, below)))
 
 
 def test_an_owner_that_has_ended_its_engine_may_leave_the_rest_alone(
@@ -103,8 +97,7 @@ def test_an_owner_that_has_ended_its_engine_may_leave_the_rest_alone(
     process.kill()
     process.wait(10)
 
-    reaper = [
-        pid for pid, name in names([p for p in below if not gone(p)]).items() if "reaper" in name
-    ]
-    assert wait(lambda: all(map(gone, reaper)))
-    assert sum(not gone(pid) for pid in below) == 2
+    living = names(list(filter(alive, below)))
+    reaper = [pid for pid, name in living.items() if "reaper" in name]
+    assert wait(lambda: not any(map(alive, reaper)))
+    assert sum(map(alive, below)) == 2

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from broker.messages import Sampling
+from workers.rollout.enlarge import enlarged
 from workers.rollout.kv_cache import KvCache
 from workers.rollout.sampling import choose
 
@@ -86,14 +87,10 @@ class Batch:
         self.count = last
 
     def _reserve(self, rows: int, tokens: int) -> None:
-        rows = max(rows, self._state.shape[1])
-        tokens = max(tokens, self._ids.shape[1])
-        if (rows, tokens) == (self._state.shape[1], self._ids.shape[1]):
-            return
-        self._state = _enlarged(self._state, (5, rows))
-        self._temperature = _enlarged(self._temperature, (rows,))
-        self._ids = _enlarged(self._ids, (rows, tokens))
-        self._logprobs = _enlarged(self._logprobs, (rows, tokens))
+        self._state = enlarged(self._state, (5, rows))
+        self._temperature = enlarged(self._temperature, (rows,))
+        self._ids = enlarged(self._ids, (rows, tokens))
+        self._logprobs = enlarged(self._logprobs, (rows, tokens))
 
     def advance(self, logits: Tensor) -> list[int]:
         """Sample one token for every row from logits (B, V); returns the rows that ended.
@@ -139,9 +136,3 @@ class Batch:
         del self._origins[count:], self._greedy[count:]
         self.count = count
         return list(zip(sources, targets, strict=True))
-
-
-def _enlarged(old: Tensor, shape: tuple[int, ...]) -> Tensor:
-    new = old.new_zeros(shape)
-    new[tuple(slice(n) for n in old.shape)] = old
-    return new

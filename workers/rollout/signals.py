@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.rollout.enlarge import enlarged
+
 ENTROPY, SELF_CERTAINTY, HIDDEN = "entropy", "self_certainty", "hidden"
 
 
@@ -45,8 +47,8 @@ class Recorder:
     def begin(self, first: int, last: int, tokens: int) -> None:
         """Rows first..last-1 are new, of at most `tokens` tokens."""
         for name, old in self._per_token.items():
-            self._per_token[name] = _enlarged(old, (last, tokens))
-        self._sums = _enlarged(self._sums, (last, *self._sums.shape[1:]))
+            self._per_token[name] = enlarged(old, (last, tokens))
+        self._sums = enlarged(self._sums, (last, *self._sums.shape[1:]))
         self._sums[first:last] = 0
 
     def record(
@@ -68,7 +70,7 @@ class Recorder:
             store[: len(sampled)].scatter_(1, sampled[:, None], values[name]()[:, None])
         if self.hidden and hidden_states is not None:
             stacked = torch.stack([state[:, -1] for state in hidden_states], dim=1).float()
-            self._sums = _enlarged(self._sums, (self._sums.shape[0], *stacked.shape[1:]))
+            self._sums = enlarged(self._sums, (self._sums.shape[0], *stacked.shape[1:]))
             self._sums[: len(stacked)] += stacked
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -87,13 +89,3 @@ class Recorder:
 
 def _numpy(values: Tensor) -> np.ndarray:
     return values.cpu().numpy().copy()
-
-
-def _enlarged(old: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """At least of this shape, what is there kept."""
-    shape = tuple(max(a, b) for a, b in zip(old.shape, shape, strict=True))
-    if shape == tuple(old.shape):
-        return old
-    new = old.new_zeros(shape)
-    new[tuple(slice(n) for n in old.shape)] = old
-    return new

@@ -94,7 +94,7 @@ class VllmEngine:
     async def generate(self, jobs: Sequence[Job]) -> list[Result]:
         self._check_open()
         if self._live is None:
-            raise EngineError("no model weights are loaded yet")
+            raise EngineError("no model weights are loaded: none came yet, or the engine has ended")
         return await _all(self._answer(job) for job in jobs)
 
     async def _answer(self, job: Job) -> Result:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.memory import MemoryBus
 from broker.messages import (
@@ -71,6 +72,21 @@ async def test_steps_are_redone_at_the_rate_they_were_taken_at(tmp_path):
 
     rates = [step.metrics["learning_rate"] for step in of_kind(found, StepCommitted)]
     assert rates == [pytest.approx(1e-2 * left) for left in (1, 3 / 4, 2 / 4, 2 / 5, 1 / 5)]
+
+
+async def test_another_band_of_the_identity_check_is_no_other_environment(tmp_path):
+    server = await a_server(windows())
+    with pytest.raises(Crash):
+        await Run(tmp_path, server).live(
+            DyingBus(server, "r", kind="step_planned", count=3, after=True)
+        )
+
+    with capture_logs() as told:
+        await Run(tmp_path, server, identity_band=1e8).to_the_end()
+
+    said = [event["event"] for event in told]
+    assert "checkpoint loaded" in said
+    assert not [event for event in said if "another environment" in event]
 
 
 @pytest.mark.parametrize(("kind", "count", "after"), CRASHES)

@@ -193,9 +193,15 @@ async def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_ke
     await gone.wait()
     async with an_engine(tmp_path, Starts()):
         (own,) = (tmp_path / "cache").iterdir()
-    prefix = own.name.rpartition(f"-{os.getpid()}-")[0]
-    left, others = tmp_path / f"cache/{prefix}-{gone.pid}-a", tmp_path / f"cache/{prefix}-1-b"
-    for folder in (left, others):
+    prefix, pid, started, _ = own.name.rsplit("-", 3)
+    assert int(pid) == os.getpid()
+    left = [
+        tmp_path / f"cache/{prefix}-{gone.pid}-{started}-a",
+        # Another life under the same process id, as in a container.
+        tmp_path / f"cache/{prefix}-{pid}-{int(started) - 1}-b",
+    ]
+    others = [tmp_path / f"cache/{prefix}-{pid}-{started}-c", tmp_path / "cache/train"]
+    for folder in (*left, *others):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"x")
 
@@ -204,6 +210,6 @@ async def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_ke
         max_rows=1, threads=1, settings=VllmSettings(), start=Starts(),
     )  # fmt: skip
 
-    assert not left.exists()
-    assert (others / "model.safetensors").exists()
+    assert not any(folder.exists() for folder in left)
+    assert all((folder / "model.safetensors").exists() for folder in others)
     await engine.close()

@@ -233,10 +233,18 @@ def _home(cache_dir: Path) -> Path:
     ours = f"vllm-{socket.gethostname()}"
     cache_dir.mkdir(parents=True, exist_ok=True)
     for folder in cache_dir.glob(f"{ours}-*"):
-        host, pid, _ = folder.name.rsplit("-", 2)
-        if host == ours and not Path(f"/proc/{pid}").exists():
+        host, pid, started, _ = folder.name.rsplit("-", 3)
+        # In a container the next life has the same id; only with its start is it told apart.
+        if host == ours and started != str(_start_of(int(pid))):
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{ours}-{os.getpid()}-", dir=cache_dir))
+    owner = f"{os.getpid()}-{_start_of(os.getpid())}"
+    return Path(tempfile.mkdtemp(prefix=f"{ours}-{owner}-", dir=cache_dir))
+
+
+def _start_of(pid: int) -> int:
+    """When a process started, in its system's own count; 0 when it is gone."""
+    found = vllm_reaper.parent_and_start(pid)
+    return found[1] if found else 0
 
 
 def _reaper() -> "subprocess.Popen[bytes]":

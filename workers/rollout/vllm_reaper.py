@@ -21,7 +21,7 @@ Process = tuple[int, int]
 def below(root: int) -> set[Process]:
     """Whatever runs below a process, but this program."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    known = {pid: found for pid in pids if (found := _parent_and_start(pid))}
+    known = {pid: found for pid in pids if (found := parent_and_start(pid))}
     found: set[Process] = set()
     parents = {root}
     while parents:
@@ -41,13 +41,13 @@ def main(parent: int) -> None:
     # Ask again: children of orphans are still below them.
     later = {child for process, _ in seen for child in below(process)}
     for pid, started in seen | later:
-        found = _parent_and_start(pid)
+        found = parent_and_start(pid)
         if found and found[1] == started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _parent_and_start(pid: int) -> tuple[int, int] | None:
+def parent_and_start(pid: int) -> tuple[int, int] | None:
     """None when it is gone."""
     try:
         # The name may hold spaces and brackets; after the last one: state, parent, ..., start time.

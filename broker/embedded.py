@@ -59,6 +59,10 @@ def find_binary() -> str:
     )
 
 
+class InUse(BadConfiguration):
+    """Another process runs a server in the directory."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """What survives a restart: kept in `endpoint.json`, readable by the owner alone."""
@@ -187,7 +191,7 @@ def _lock(directory: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise BadConfiguration(f"{directory}: in use by another process") from error
+        raise InUse(f"{directory}: in use by another process") from error
     return descriptor
 
 

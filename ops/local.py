@@ -77,6 +77,8 @@ class Supervisor:
         await self.services.open_nats()
         settings = self.configuration.nats.model_copy(update={"url": self.services.nats_url})
         async with AsyncExitStack() as stack:
+            # To the very end: the other run that owns a server may leave while this one closes.
+            await stack.enter_async_context(self.services.watched())
             self._bus = bus = await jetstream.connect(settings, self.paths.run_id)
             stack.push_async_callback(bus.close)
             await bus.ensure_logs(settings)
@@ -102,10 +104,7 @@ class Supervisor:
             return await close_run(self, bus, out)
 
     async def _live(self, group: asyncio.TaskGroup, bus: Bus, watcher: Watcher) -> None:
-        background = [
-            group.create_task(self.services.watch()),
-            group.create_task(watcher.watch()),
-        ]
+        watching = group.create_task(watcher.watch())
         counts = self._role_counts()
         if self.view.ended is not None:
             # Everybody else would see an ended run, and leave.
@@ -115,8 +114,7 @@ class Supervisor:
         await self._open_store()
         self._start(group, {"recorder": 1})
         await self._follow(bus)
-        for task in background:
-            task.cancel()
+        watching.cancel()
 
     async def _until_begun(self, bus: Bus) -> None:
         deadline = asyncio.get_running_loop().time() + START_LIMIT_S

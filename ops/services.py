@@ -6,17 +6,18 @@ process that still needs the server starts it again at the same address, and cli
 """
 
 import asyncio
-import fcntl
 import json
-import os
 import socket
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker import embedded as embedded_nats
 from broker.errors import BadConfiguration, TooLong
 from broker.settings import NatsSettings
+from ops.failures import first_of
 
 if TYPE_CHECKING:
     from store.embedded import EmbeddedPostgres
@@ -51,14 +52,20 @@ class Services:
     async def open_postgres(self) -> str:
         """Start or join the embedded server, unless the configuration names one."""
         if not self.store_url:
-            await self._start_postgres()
+            await asyncio.to_thread(self._start_postgres)
         return self.store_url
 
-    async def _start_postgres(self) -> None:
+    def _start_postgres(self) -> None:
         from store import embedded  # brings a database driver that most commands do without
 
-        self._postgres = await asyncio.to_thread(embedded.start, self._folder / "postgres")
+        self._postgres = embedded.start(self._folder / "postgres")
         self.store_url = self._postgres.url
+
+    def _restart_postgres(self) -> None:
+        gone, self._postgres = self._postgres, None
+        if gone is not None:
+            gone.stop()
+        self._start_postgres()
 
     def _open_nats(self) -> None:
         folder = self._folder / "nats"
@@ -68,9 +75,8 @@ class Services:
         while True:
             try:
                 self._nats = embedded_nats.start(folder, self._nats_settings)
-            except BadConfiguration:
-                if not is_owned(folder):
-                    raise
+            except embedded_nats.InUse:
+                pass
             else:
                 (folder / "served.json").write_text(json.dumps(wanted))
                 self.nats_url, self._joined_pid = self._nats.url, None
@@ -84,24 +90,36 @@ class Services:
                 raise TooLong(f"{folder}: another process owns it, but no server answers there")
             time.sleep(0.1)
 
-    async def watch(self) -> None:
-        """Bring back a server that died, for as long as this is awaited."""
-        while True:
-            await asyncio.sleep(WATCH_S)
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Bring back a server that dies, or that its owner takes along, while the body runs."""
+        leaving = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(leaving))
+                try:
+                    yield
+                finally:
+                    leaving.set()
+        except BaseExceptionGroup as failures:
+            raise first_of(failures) from None
+
+    async def _watch(self, leaving: asyncio.Event) -> None:
+        while not leaving.is_set():
             await self._mend_nats()
             await self._mend_postgres()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(leaving.wait(), WATCH_S)
 
     async def _mend_nats(self) -> None:
         if self._nats is not None and not self._nats.is_running:
-            await asyncio.to_thread(self._nats.restart)
+            await _to_its_end(self._nats.restart)
         elif self._joined_pid is not None and not is_alive(self._joined_pid):
-            await asyncio.to_thread(self._open_nats)
+            await _to_its_end(self._open_nats)
 
     async def _mend_postgres(self) -> None:
         if self._postgres is not None and not is_alive(self._postgres.pid):
-            gone, self._postgres = self._postgres, None
-            await asyncio.to_thread(gone.stop)
-            await self._start_postgres()
+            await _to_its_end(self._restart_postgres)
 
     def pids(self) -> dict[str, list[int]]:
         """Of the servers, owned or joined."""
@@ -120,16 +138,14 @@ class Services:
                 await asyncio.to_thread(postgres.stop)
 
 
-def is_owned(folder: Path) -> bool:
-    """Whether a live process holds the NATS folder."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+async def _to_its_end(start: Callable[[], None]) -> None:
+    """In a thread, and not left by a cancellation: nobody would end the server that it brings up."""
+    work = asyncio.ensure_future(asyncio.to_thread(start))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 def running(folder: Path) -> embedded_nats.Endpoint | None:

@@ -89,7 +89,8 @@ async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]"
     services = Services(services_dir(runs), nats, "")
     try:
         url = await services.open_nats()
-        async with _bus_on(nats.model_copy(update={"url": url}), paths.run_id) as bus:
+        named = nats.model_copy(update={"url": url})
+        async with services.watched(), _bus_on(named, paths.run_id) as bus:
             yield bus
     finally:
         await services.close()

@@ -1,6 +1,7 @@
 """Embedded servers of one machine: started, shared by processes, mended, and left as they were found."""
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
@@ -15,10 +16,24 @@ from broker.errors import BadConfiguration
 from broker.settings import NatsSettings
 from broker.topology import Log
 from ops.asking import request_stop
+from ops.commands.common import bus_of
+from ops.paths import RunPaths
 from ops.services import Services, is_alive, running
 from store import database, schema
 
 SETTINGS = NatsSettings(sync_interval="2m", log_bytes=16 * 1024 * 1024)
+
+CONFIG = """
+run = {name = "shared", steps = 1, groups_per_step = 1, group_size = 2}
+[model.tiny]
+characters = "ab"
+[[source]]
+domain = "words"
+generator = "ordering"
+[nats]
+sync_interval = "2m"
+log_bytes = 16_777_216
+"""
 
 
 def services(folder: Path, settings: NatsSettings = SETTINGS) -> Services:
@@ -78,13 +93,12 @@ async def test_a_second_user_shares_the_servers_and_inherits_them(folder: Path):
     store = await guest.open_postgres()
     assert guest.pids() == owner.pids()
 
-    watching = asyncio.create_task(guest.watch())
-    await owner.close()
-    await asyncio.to_thread(until, lambda: running(folder / "nats") is not None)
-    await publish(url)
-    with database.connect(store) as connection:
-        connection.execute("SELECT 1")
-    watching.cancel()
+    async with guest.watched():
+        await owner.close()
+        await asyncio.to_thread(until, lambda: running(folder / "nats") is not None)
+        await publish(url)
+        with database.connect(store) as connection:
+            connection.execute("SELECT 1")
     await guest.close()
     assert running(folder / "nats") is None
 
@@ -95,19 +109,55 @@ async def test_servers_that_are_killed_come_back_at_the_same_address(folder: Pat
     sequence = await publish(url)
     store = await owner.open_postgres()
     before = owner.pids()
-    watching = asyncio.create_task(owner.watch())
+    async with owner.watched():
+        for (pid,) in before.values():
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(
+            until,
+            lambda: all(owner.pids().get(name, pids) != pids for name, pids in before.items()),
+        )
 
-    for (pid,) in before.values():
-        os.kill(pid, signal.SIGKILL)
-    await asyncio.to_thread(
-        until, lambda: all(owner.pids().get(name, pids) != pids for name, pids in before.items())
-    )
-
-    assert await publish(url) == sequence + 1
-    with database.connect(store, wait_s=10) as connection:
-        connection.execute("SELECT 1")
-    watching.cancel()
+        assert await publish(url) == sequence + 1
+        with database.connect(store, wait_s=10) as connection:
+            connection.execute("SELECT 1")
     await owner.close()
+
+
+async def test_what_is_asked_of_a_run_is_answered_though_the_servers_owner_leaves(folder: Path):
+    """As a run that still proves itself when the other one of its folder has finished."""
+    owner, run = services(folder / ".services"), RunPaths(folder / "r1")
+    sequence = await publish(await owner.open_nats())
+    run.make()
+    run.config.write_text(CONFIG)
+
+    async with bus_of(folder, run) as bus:
+        await owner.close()
+        state = await bus.state(Log.LEDGER)
+
+    assert state.last == sequence
+    assert running(folder / ".services" / "nats") is None
+
+
+async def test_a_start_under_way_is_not_left_behind_when_watching_ends(folder: Path):
+    owner, guest = services(folder), services(folder)
+    await owner.open_nats()
+    await guest.open_nats()
+
+    endpoint, before = folder / "nats" / "endpoint.json", owner.pids()["nats"]
+
+    async def fail_while_it_starts() -> None:
+        async with guest.watched():
+            await owner.close()
+            await asyncio.to_thread(
+                until, lambda: json.loads(endpoint.read_text())["pid"] not in before
+            )
+            raise ValueError("meanwhile")
+
+    with pytest.raises(ValueError, match="meanwhile"):
+        await fail_while_it_starts()
+    await guest.close()
+
+    assert running(folder / "nats") is None
 
 
 async def test_a_server_with_other_settings_is_not_shared(folder: Path):

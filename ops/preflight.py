@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Sample
 from ops import roles
+from ops.doctor import last_line, python_says
 from ops.paths import RunPaths
 from ops.settings import Configuration
 from workers.dispatcher.space import refuse_small_logs, signal_bytes
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 TARGETS_TRIED = 20
 """Of each source: a verifier that cannot read these can read none, and no answer would be graded."""
 
+COMPUTE_THERE = """
+import sys, torch
+try:
+    torch.zeros(1, device=sys.argv[1]).add_(1).item()
+except Exception as error:
+    sys.exit(str(error).splitlines()[0])
+"""
+
 
 def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever a role would refuse when they start."""
@@ -28,6 +37,7 @@ def refuse_unusable(configuration: Configuration) -> None:
 
     c = configuration
     refuse_impossible(c, snapshot_every=snapshot_every(c))
+    refuse_missing_device(c.model.device)
     if c.rollout.engine == "vllm":
         refuse_without_vllm()
     refuse_unknown_verifiers(c)
@@ -67,6 +77,19 @@ def refuse_impossible(configuration: Configuration, *, snapshot_every: int = 1) 
     )
 
 
+def refuse_missing_device(device: str) -> None:
+    """Otherwise a role would wait, or die again and again, on a device that is not there."""
+    if device == "cpu":
+        return
+    # In a process of its own: what a GPU's driver keeps of this one's memory would stay.
+    asked = python_says(COMPUTE_THERE, device)
+    if asked.returncode != 0:
+        raise BadConfiguration(
+            f"model.device {device!r}: torch cannot compute there: {last_line(asked)} "
+            "(`sluice doctor` tells what is here)"
+        )
+
+
 async def refuse_ungradable(configuration: Configuration, sources: Sequence["Source"]) -> None:
     """Targets that a verifier cannot read, and verifiers that pay for no gold answer."""
     from workers.verifiers.pool import Pool
@@ -88,8 +111,10 @@ def snapshot_every(configuration: Configuration) -> int:
     from workers.policies.worker import snapshot_interval
 
     policy, measured = configuration.policy, frozenset[str](configuration.rollout.signals)
+    program = Program(policy, measured)
+    program.refuse_small_groups(configuration.run.group_size)
     beside = shadows.build(policy, measured=measured)
-    return snapshot_interval([Program(policy, measured), *(shadow.program for shadow in beside)])
+    return snapshot_interval([program, *(shadow.program for shadow in beside)])
 
 
 def refuse_unknown_verifiers(configuration: Configuration) -> None:
@@ -97,7 +122,8 @@ def refuse_unknown_verifiers(configuration: Configuration) -> None:
     from workers.verifiers import registry
 
     for source in configuration.source:
-        registry.build(source.verifier).ready()
+        with registry.users_code("ready"):
+            registry.build(source.verifier).ready()
 
 
 def refuse_unreadable_targets(samples: Sequence[Sample]) -> None:
@@ -106,8 +132,8 @@ def refuse_unreadable_targets(samples: Sequence[Sample]) -> None:
     for sample in samples:
         try:
             grader = registry.build(sample.verifier)
-            grader.ready()
-            grader.check(sample.target, sample.options)
+            with registry.users_code("check"):
+                grader.check(sample.target, sample.options)
         except SluiceError as error:
             raise BadConfiguration(
                 f"source.{sample.domain}.verifier {sample.verifier.get('name')}: {sample.key}: {error}"

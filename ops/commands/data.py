@@ -120,7 +120,8 @@ def gradable(spec: dict[str, Any] | None) -> "Callable[[Row], None]":
         if stated is None or not row.labeled:
             return
         try:
-            registry.build(stated).check(row.target, dict(row.options))
+            with registry.users_code("check"):
+                registry.build(stated).check(row.target, dict(row.options))
         except SluiceError as error:
             raise ValueError(str(error)) from error
 

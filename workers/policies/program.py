@@ -86,6 +86,14 @@ class Program:
         self.version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
         """Digest of every stage with all its options: equal versions decide equally."""
 
+    def refuse_small_groups(self, size: int) -> None:
+        """BadConfiguration when every group of `size` answers would be dropped as too small."""
+        if size < (needed := self.advantage.method.rows_needed):
+            raise BadConfiguration(
+                f"run.group_size {size}: policy.advantage {self.advantage.name} compares the answers of "
+                f"a group with each other; expected at least {needed}"
+            )
+
     @property
     def remembers(self) -> bool:
         """Whether any stage keeps histories, so that a snapshot may be large."""

@@ -58,6 +58,7 @@ async def run(
             "since a window is published as one atomic batch"
         )
     program = Program(settings, measured)
+    program.refuse_small_groups(run.group_size)
     shadows = build_shadows(settings, measured=measured)
     every = snapshot_interval([program, *(shadow.program for shadow in shadows)])
     rules = rules_of(run, settings, snapshot_every=every)

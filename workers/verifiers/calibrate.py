@@ -79,7 +79,8 @@ def stated(sample: Sample, solution: str | None) -> str | None:
     if solution is not None:
         return solution
     try:
-        return registry.build(sample.verifier).stated(sample.target, sample.options)
+        with registry.users_code(f"{sample.key}: stated"):
+            return registry.build(sample.verifier).stated(sample.target, sample.options)
     except Ungradable:
         return None
 
@@ -170,7 +171,8 @@ def _count(result: Calibration, case: Case, finding: Finding) -> None:
         surprising = finding.score != 1.0
     else:
         result.wrong += 1
-        partly = registry.build(case.sample.verifier).pays_partly()
+        with registry.users_code("pays_partly"):
+            partly = registry.build(case.sample.verifier).pays_partly()
         surprising = finding.score == 1.0 if partly else finding.score not in (None, 0.0)
         result.wrong_paid += surprising
     if surprising and len(result.examples) < 5:

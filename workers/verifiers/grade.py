@@ -45,7 +45,8 @@ def grade_file(
     cannot be opened, and a line that cannot be read, with its number.
     """
     settings = settings or VerifierSettings(pool=2)
-    registry.build(verifier).ready()
+    with registry.users_code("ready"):
+        registry.build(verifier).ready()
     lines = read_lines(path, verifier)
     with asyncio.Runner() as runner:
         pool = Pool(

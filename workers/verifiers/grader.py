@@ -57,7 +57,8 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
         verifier = registry.build(spec)
         if call.get("quick"):
             # Every group begins there; what is judged alone afterwards need not be asked again.
-            verifier.ready()
+            with registry.users_code("ready"):
+                verifier.ready()
         name, version = registry.identity(spec)
         _judge_canaries(str(registry.normalised(spec)["name"]))
     except BadConfiguration as error:

@@ -8,14 +8,15 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 from pydantic import ValidationError
 
-from broker.errors import BadConfiguration
+from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Json
 from workers.verifiers.protocol import Verifier
 
@@ -89,6 +90,17 @@ def verifier_class(name: str) -> type[Verifier]:
             f"verifier.name {name!r}: expected a subclass of workers.verifiers.protocol.Verifier"
         )
     return found
+
+
+@contextmanager
+def users_code(method: str) -> Iterator[None]:
+    """What the method of a verifier raises, maybe the user's own, as a fault of the configuration."""
+    try:
+        yield
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise BadConfiguration(f"{method}() raised {type(error).__name__}: {error}") from error
 
 
 def identity(spec: Specification) -> tuple[str, str]:

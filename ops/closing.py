@@ -115,7 +115,8 @@ def summary_text(tree: Mapping[str, Any]) -> str:
         f"  {tree['steps']} steps in {tree['wall_s'] or 0:.0f} s, "
         f"{'-' if rate is None else f'{rate:.3g}'} trained answers/s, at most {memory:.2f} GiB",
         f"  groups: {tree['trained_groups']} trained, {sum(dropped.values())} dropped"
-        + (f" ({reasons})" if reasons else ""),
+        + (f" ({reasons})" if reasons else "")
+        + (f", {failed} failed" if (failed := tree["failed_groups"]) else ""),
         f"  reward {percent(tree['reward_first'])} → {percent(tree['reward_last'])}",
         f"  held-out accuracy {percent(tree['eval_first'])} → {percent(tree['eval_last'])}"
         + (f"  ({by_domain})" if by_domain else ""),

@@ -1,6 +1,7 @@
 """From a configuration file to a finished run: the folder, the supervisor, what is said at the end."""
 
 import asyncio
+import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import structlog
 
 from broker.errors import BadConfiguration
 from ops import roles, settings, toml
+from ops.closing import summary_text
 from ops.local import Supervisor
 from ops.paths import RunPaths, find_run, lock_run
 from ops.preflight import refuse_unusable
@@ -58,6 +60,8 @@ def launch(
     configuration: Configuration, paths: RunPaths, overrides: tuple[str, ...], *, resume: bool
 ) -> int:
     """Run it to the end; the exit code is 0 only when it finished and the proofs hold."""
+    if resume and (summary := complete(paths, configuration.run.steps)) is not None:
+        return say_complete(summary, paths)
     refuse_unusable(configuration)
     paths.make()
     lock = lock_run(paths)
@@ -69,6 +73,24 @@ def launch(
         return asyncio.run(_supervise(configuration, paths, resume=resume))
     finally:
         os.close(lock)
+
+
+def complete(paths: RunPaths, steps: int) -> dict[str, Any] | None:
+    """The summary of a run that has finished with so many steps; None while there is something to do."""
+    try:
+        summary = json.loads(paths.summary.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return summary if summary["status"] == "finished" and summary["steps"] >= steps else None
+
+
+def say_complete(summary: dict[str, Any], paths: RunPaths) -> int:
+    """What came of it, and how to have more; the exit code is the one it ended with."""
+    print(f"run {paths.run_id} has finished already; `--set run.steps=N` goes on to more steps")
+    print(summary_text(summary))
+    failed = [name for name, holds in summary["proofs"].items() if not holds]
+    print(f"  proofs: {f'FAIL {failed}' if failed else 'all hold'}; report: {paths.report}")
+    return INCOMPLETE if failed else FINISHED
 
 
 def _recorded(configuration: Configuration) -> dict[str, Any]:

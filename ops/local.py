@@ -85,6 +85,9 @@ class Supervisor:
             self._watcher = Watcher(bus, self._measure_memory)
             self.view = await read_view(bus, READ_LIMIT_S)
             self._told = set(self.view.incidents)  # of an earlier life
+            self.paths.summary.unlink(
+                missing_ok=True
+            )  # an earlier end's, written anew with the next
             try:
                 async with asyncio.TaskGroup() as group:
                     await self._live(group, bus, self._watcher)
@@ -106,7 +109,9 @@ class Supervisor:
     async def _live(self, group: asyncio.TaskGroup, bus: Bus, watcher: Watcher) -> None:
         watching = group.create_task(watcher.watch())
         counts = self._role_counts()
-        if self.view.ended is not None:
+        if self.view.is_complete(self.configuration.run.steps):
+            counts = {}  # it ended unseen by its supervisor: only the recorder may be behind
+        elif self.view.ended is not None:
             # Everybody else would see an ended run, and leave.
             self._start(group, {"dispatcher": counts.pop("dispatcher")})
             await self._until_begun(bus)
@@ -117,8 +122,9 @@ class Supervisor:
         watching.cancel()
 
     async def _until_begun(self, bus: Bus) -> None:
-        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
-        while self.view.ended is not None and self.interrupts < 2:
+        deadline, before = asyncio.get_running_loop().time() + START_LIMIT_S, self.view.starts
+        # By its start, not by `ended`: what is begun may have ended again before we look.
+        while self.view.starts == before and self.interrupts < 2:
             if asyncio.get_running_loop().time() > deadline:
                 raise TooLong(f"dispatcher: no new start of the run within {START_LIMIT_S:.0f} s")
             await asyncio.sleep(FOLLOW_WAIT_S)

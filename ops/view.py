@@ -39,6 +39,8 @@ class StepSeen:
 class RunView:
     """The state of a run as its ledger tells it."""
 
+    starts: int = 0
+    """How often it was begun: once, and anew after each end."""
     started_us: int | None = None
     ready_us: int | None = None
     """When the first checkpoint was written: the warm-up is over."""
@@ -76,6 +78,7 @@ class RunView:
         match event:
             case RunStarted():
                 # A resumed run goes on: what its earlier life did still counts.
+                self.starts += 1
                 self.started_us = self.started_us or event.at_us
                 self.draining, self.ended, self.ended_sequence = None, None, 0
             case EvaluationFinished():
@@ -125,6 +128,11 @@ class RunView:
             self.generations += int(event.metrics.get("generations") or 0)
 
     # --- figures ---
+
+    def is_complete(self, steps: int) -> bool:
+        """Whether it has ended with so many steps, so that nothing is left to train."""
+        ended = self.ended is not None and self.ended.status == "finished"
+        return ended and self.step >= steps
 
     def seconds_per_step(self) -> float | None:
         """Over the recent steps."""

@@ -32,6 +32,37 @@ def test_a_finished_run_leaves_no_process(finished_run: Cluster):
     assert not any(pids.values())
 
 
+def test_a_finished_run_that_is_resumed_tells_its_outcome_and_stays_as_it_is(finished_run: Cluster):
+    def files() -> dict[str, int]:
+        return {str(p): p.stat().st_mtime_ns for p in finished_run.run_dir.rglob("*")}
+
+    before = files()
+    nobody = {"SLUICE_NATS__URL": "nats://127.0.0.1:9"}
+    done = finished_run.sluice("run", "--resume", finished_run.run, environment=nobody)
+
+    assert "has finished already" in done.stdout
+    assert f"{finished_run.run}: finished" in done.stdout
+    assert "proofs: all hold" in done.stdout
+    assert files() == before
+
+
+def test_a_run_that_ended_unseen_is_closed_without_another_start(finished_run: Cluster):
+    """As when `sluice run` is killed between the run's end and its summary."""
+    path = finished_run.run_dir / "summary.json"
+    kept = path.read_text()
+    path.unlink()
+    roles = finished_run.run_dir / "logs" / "learner-0.log"
+    before = roles.read_text()
+
+    out = finished_run.sluice("run", "--resume", finished_run.run, limit_s=60).stdout
+
+    again, first = json.loads(path.read_text()), json.loads(kept)
+    path.write_text(kept)
+    assert out.count("  holds  ") == 9
+    assert again["wall_s"] == first["wall_s"]
+    assert roles.read_text() == before
+
+
 def test_the_report_needs_nothing_but_itself(finished_run: Cluster):
     report = (finished_run.run_dir / "report.html").read_text()
 

@@ -98,8 +98,8 @@ async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]"
 
 async def buses_of(
     runs: Path, names: Sequence[str]
-) -> "list[AbstractAsyncContextManager[JetStreamBus]]":
-    """To open the logs of the named runs, or of all that there are.
+) -> "dict[str, AbstractAsyncContextManager[JetStreamBus]]":
+    """By run, what opens its logs: of the named runs, or of all that there are.
 
     On the server that the environment names, or else of the runs folder.
     """
@@ -110,7 +110,8 @@ async def buses_of(
     from ops.paths import find_run, run_ids
 
     if not os.environ.get("SLUICE_NATS__URL"):
-        return [bus_of(runs, find_run(runs, name)) for name in names or run_ids(runs)]
+        found = [find_run(runs, name) for name in names or run_ids(runs)]
+        return {paths.run_id: bus_of(runs, paths) for paths in found}
     nats = nats_settings()
     there = await jetstream.list_runs(nats)
     unknown = [name for name in names if name not in there]
@@ -119,7 +120,7 @@ async def buses_of(
             f"run {', '.join(unknown)}: the broker holds no logs of it; "
             f"known: {', '.join(there[-8:]) or 'none'}"
         )
-    return [_bus_on(nats, run) for run in names or there]
+    return {run: _bus_on(nats, run) for run in names or there}
 
 
 @asynccontextmanager

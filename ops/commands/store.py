@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from ops.commands.common import add, add_runs, buses_of, runs_folder, store_of, wait_for
 
 if TYPE_CHECKING:
+    from broker.jetbus import JetStreamBus
     from store.rebuild import Rebuilt
 
 
@@ -79,28 +81,15 @@ def rebuild(asked: argparse.Namespace) -> int:
 
 
 async def _rebuild(asked: argparse.Namespace) -> int:
-    from broker.telemetry import Health
-    from broker.wire import ApiError
     from store import schema
-    from store.rebuild import rebuild as fill
-    from store.settings import StoreSettings
 
-    folder, settings = runs_folder(asked), StoreSettings()
+    folder = runs_folder(asked)
     trees: list[dict[str, Any]] = []
     async with store_of(folder) as url:
         await asyncio.to_thread(schema.upgrade, url)
         try:
-            for opening in await buses_of(folder, asked.run):
-                async with opening as bus:
-                    try:
-                        done = await fill(bus, url, settings=settings, health=Health("rebuild"))
-                    except ApiError as error:
-                        if error.code != NOT_THERE:
-                            raise
-                        lacks = ["the broker holds no logs of this run"]
-                        trees.append({"run_id": bus.run, "complete": False, "lacks": lacks})
-                    else:
-                        trees.append(_rebuilt_tree(done))
+            for run, opening in (await buses_of(folder, asked.run)).items():
+                trees.append(await _rebuilt(run, opening, url))
                 if not asked.json:
                     _tell_rebuilt(trees[-1])
         finally:
@@ -110,6 +99,36 @@ async def _rebuild(asked: argparse.Namespace) -> int:
     if not trees and not asked.json:
         print("no run to rebuild", file=sys.stderr)
     return 0 if all(tree["complete"] for tree in trees) else 1
+
+
+async def _rebuilt(
+    run: str, opening: "AbstractAsyncContextManager[JetStreamBus]", url: str
+) -> dict[str, Any]:
+    """What was made of one run; one whose logs cannot be had is told, and the next has its turn."""
+    from broker.errors import SluiceError, TooLong, Unreachable
+    from broker.telemetry import Health
+    from broker.wire import ApiError
+    from store.rebuild import rebuild as fill
+    from store.settings import StoreSettings
+
+    async with AsyncExitStack() as stack:
+        try:
+            bus = await stack.enter_async_context(opening)
+        except SluiceError as error:
+            return _not_rebuilt(run, f"its logs cannot be opened: {error}")
+        try:
+            done = await fill(bus, url, settings=StoreSettings(), health=Health("rebuild"))
+        except (Unreachable, TooLong) as error:
+            return _not_rebuilt(run, f"its logs cannot be read: {error}")
+        except ApiError as error:
+            if error.code != NOT_THERE:
+                raise
+            return _not_rebuilt(run, "the broker holds no logs of this run")
+    return _rebuilt_tree(done)
+
+
+def _not_rebuilt(run: str, why: str) -> dict[str, Any]:
+    return {"run_id": run, "complete": False, "lacks": [why]}
 
 
 def _tell_rebuilt(tree: Mapping[str, Any]) -> None:

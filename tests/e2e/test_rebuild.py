@@ -52,16 +52,31 @@ def test_a_run_that_the_broker_does_not_hold_is_refused_with_the_ones_it_holds(
     assert "known: none" not in refused.stderr
 
 
-def test_a_run_whose_logs_are_gone_is_told_as_incomplete(start_run: Callable[..., Cluster]):
+def test_runs_whose_logs_are_gone_or_out_of_reach_are_told_as_incomplete(
+    start_run: Callable[..., Cluster],
+):
     run = start_run("gone")
     run.run_dir.mkdir(parents=True)
     (run.run_dir / "config.toml").write_text(run.config.read_text())
 
+    away = run.run_dir.with_name("away")
+    away.mkdir()
+    (away / "config.toml").write_text(
+        run.config.read_text().replace(
+            "connect_wait_s = 20", 'url = "nats://127.0.0.1:9"\nconnect_wait_s = 1', 1
+        )
+    )
+
     # Without a URL the runs folder has a server of its own, which never held this run.
     alone = {"SLUICE_NATS__URL": ""}
     out = run.sluice("db", "rebuild", code=1, environment=alone).stdout
+    kept = run.sluice("runs", "--delete", "away", code=2, environment=alone).stderr
 
-    assert out.splitlines() == [
-        f"{run.run}: 0 messages; NOT COMPLETE",
-        "  the broker holds no logs of this run",
-    ]
+    unreachable = "nats.url nats://127.0.0.1:9: not connected within 1 s"
+    told = {tuple(lines) for lines in zip(*[iter(out.splitlines())] * 2, strict=True)}
+    assert {(head, what.partition(" (")[0]) for head, what in told} == {
+        (f"{run.run}: 0 messages; NOT COMPLETE", "  the broker holds no logs of this run"),
+        ("away: 0 messages; NOT COMPLETE", f"  its logs cannot be opened: {unreachable}"),
+    }
+    assert f"run away: {unreachable}" in kept
+    assert f"remove {away}" in kept

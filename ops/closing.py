@@ -21,6 +21,9 @@ class Over(Protocol):
     def store_url(self) -> str: ...
 
     @property
+    def pauses_s(self) -> list[tuple[float, float]]: ...
+
+    @property
     def timings(self) -> Mapping[str, float | None]: ...
 
 
@@ -43,7 +46,7 @@ async def close_run(run: Over, bus: Bus, out: TextIO) -> bool:
     from store import audit, summary
 
     paths, url = run.paths, run.store_url
-    numbers = await asyncio.to_thread(summary.summary, url, paths.run_id)
+    numbers = await asyncio.to_thread(summary.summary, url, paths.run_id, run.pauses_s)
     found = await audit.verify(url, paths.run_id, bus)
     figures = await asyncio.to_thread(summary.report, url, paths.run_id)
     tree = summary_tree(numbers, figures, found, run)

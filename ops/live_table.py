@@ -5,7 +5,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ops.progress import Pulse, clock, counts, end_of, ending, number, percent, waited_for, warmup
+from ops.progress import Pulse, clock, counts, ending, number, percent, waited_for, warmup
 from ops.view import RunView
 
 
@@ -21,7 +21,7 @@ def render(
 
 
 def _heading(view: RunView, pulse: Pulse, steps: int, title: str, now_us: int) -> RenderableType:
-    since = clock((end_of(view, now_us) - (view.started_us or now_us)) / 1e6)
+    since = clock(view.running_s(now_us))
     left = view.seconds_left(steps)
     if view.ready_us is None:
         state = warmup(pulse)

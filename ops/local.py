@@ -27,7 +27,7 @@ from ops.processes import descendants, memory_bytes
 from ops.progress import Display
 from ops.services import Services
 from ops.settings import Configuration
-from ops.view import RunView, read_view
+from ops.view import Pause, RunView, read_view
 
 FOLLOW_WAIT_S = 0.25
 READ_LIMIT_S = 30.0
@@ -57,6 +57,8 @@ class Supervisor:
         self._display = display
         self._started_us = now_us()
         self._resume = resume
+        self._pauses: list[Pause] = []
+        """Between the earlier life that was cut off, if any, and this one."""
         self._children: list[Child] = []
         self._watcher: Watcher | None = None
         self._bus: Bus | None = None
@@ -84,6 +86,9 @@ class Supervisor:
             await bus.ensure_logs(settings)
             self._watcher = Watcher(bus, self._measure_memory)
             self.view = await read_view(bus, READ_LIMIT_S)
+            if self.view.ended is None and self.view.last_us is not None:
+                self._pauses = [(self.view.last_us, self._started_us)]
+                self.view.pauses += self._pauses
             self._told = set(self.view.incidents)  # of an earlier life
             self.paths.summary.unlink(
                 missing_ok=True
@@ -97,6 +102,7 @@ class Supervisor:
                 await self._end_children()
             # Once more from the start: the last processes wrote while they left.
             self.view = await read_view(bus, READ_LIMIT_S)
+            self.view.pauses += self._pauses
             self._display.close()
             if self.view.ended is None:
                 print(
@@ -155,23 +161,16 @@ class Supervisor:
         return self.services.store_url
 
     @property
+    def pauses_s(self) -> list[tuple[float, float]]:
+        return [(begin / 1e6, end / 1e6) for begin, end in self.view.pauses]
+
+    @property
     def peak_memory_bytes(self) -> int:
         return self._watcher.peak_memory_bytes if self._watcher is not None else 0
 
     @property
     def timings(self) -> dict[str, float | None]:
-        """Seconds that the demo's promises are about."""
-        view, started = self.view, self._started_us
-
-        def between(first: int | None, last: int | None) -> float | None:
-            return None if first is None or last is None else round((last - first) / 1e6, 3)
-
-        return {
-            "total_s": between(started, now_us()),
-            "start_s": between(started, view.started_us),
-            "warmup_s": between(view.started_us, view.ready_us),
-            "first_step_s": between(view.ready_us, view.first_step_us),
-        }
+        return self.view.timings(self._started_us, now_us())
 
     # --- processes ---
 

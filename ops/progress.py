@@ -63,8 +63,12 @@ def merged(
     before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], ...]:
     """The newest word of each process."""
-    found = {(one.get("role"), one.get("host"), one.get("pid")): one for one in (*before, *now)}
-    return tuple(found.values())
+    return tuple({process_of(one): one for one in (*before, *now)}.values())
+
+
+def process_of(status: Mapping[str, Any]) -> tuple[object, ...]:
+    """Which process speaks."""
+    return status.get("role"), status.get("host"), status.get("pid")
 
 
 COMPUTES = ("model", "warm-up", "step", "checkpoint")
@@ -127,11 +131,6 @@ def counts(view: RunView) -> str:
     )
 
 
-def end_of(view: RunView, now_us: int) -> int:
-    """Now, or when the run was over."""
-    return now_us if view.ended is None else view.ended.at_us
-
-
 def ending(view: RunView) -> str:
     behind = sum(view.recorder_behind().values())
     status = "" if view.ended is None else view.ended.status
@@ -140,7 +139,7 @@ def ending(view: RunView) -> str:
 
 def plain_line(view: RunView, pulse: Pulse, *, steps: int, now_us: int) -> str:
     """One line that says how the run stands."""
-    since = clock((end_of(view, now_us) - (view.started_us or now_us)) / 1e6)
+    since = clock(view.running_s(now_us))
     if view.ready_us is None:
         return f"[{since}] {warmup(pulse)} · waiting for {waited_for(pulse)}"
     left = view.seconds_left(steps)

@@ -35,6 +35,10 @@ class StepSeen:
     metrics: dict[str, float | None]
 
 
+Pause = tuple[int, int]
+"""From and to, in microseconds."""
+
+
 @dataclass
 class RunView:
     """The state of a run as its ledger tells it."""
@@ -42,6 +46,9 @@ class RunView:
     starts: int = 0
     """How often it was begun: once, and anew after each end."""
     started_us: int | None = None
+    pauses: list[Pause] = field(default_factory=list)
+    """When nothing of it ran, oldest first: known of those between an end and a new start, and those
+    noted by who took it up again."""
     ready_us: int | None = None
     """When the first checkpoint was written: the warm-up is over."""
     step: int = 0
@@ -60,6 +67,8 @@ class RunView:
     draining: str | None = None
     ended: RunEnded | None = None
     ended_sequence: int = 0
+    last_us: int | None = None
+    """When the newest event was said."""
     position: int = 0
     """Sequence of the newest event."""
     passed: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -74,12 +83,14 @@ class RunView:
             self.apply(stored.event(), stored.sequence)
 
     def apply(self, event: Event, sequence: int) -> None:
-        self.position = sequence
+        self.position, self.last_us = sequence, event.at_us
         match event:
             case RunStarted():
                 # A resumed run goes on: what its earlier life did still counts.
                 self.starts += 1
                 self.started_us = self.started_us or event.at_us
+                if self.ended is not None:
+                    self.pauses.append((self.ended.at_us, event.at_us))
                 self.draining, self.ended, self.ended_sequence = None, None, 0
             case EvaluationFinished():
                 self.evaluations.setdefault(event.benchmark, []).append(event)
@@ -134,12 +145,37 @@ class RunView:
         ended = self.ended is not None and self.ended.status == "finished"
         return ended and self.step >= steps
 
+    def seconds(self, from_us: int, to_us: int) -> float:
+        """Between two times, the pauses left out."""
+        paused = sum(max(0, min(to_us, end) - max(from_us, begin)) for begin, end in self.pauses)
+        return (to_us - from_us - paused) / 1e6
+
+    def running_s(self, now_us: int) -> float:
+        """From the start to now, or to the end."""
+        end = now_us if self.ended is None else self.ended.at_us
+        return self.seconds(self.started_us or end, end)
+
+    def timings(self, began_us: int, now_us: int) -> dict[str, float | None]:
+        """Seconds that the demo's promises are about. began_us: the start of this life's supervisor."""
+
+        def between(first: int | None, last: int | None) -> float | None:
+            if first is None or last is None or last < first:
+                return None  # of an earlier life
+            return round(self.seconds(first, last), 3)
+
+        return {
+            "total_s": between(began_us, now_us),
+            "start_s": between(began_us, self.started_us),
+            "warmup_s": between(self.started_us, self.ready_us),
+            "first_step_s": between(self.ready_us, self.first_step_us),
+        }
+
     def seconds_per_step(self) -> float | None:
         """Over the recent steps."""
         if len(self.recent) < 2:
             return None
-        span = self.recent[-1].at_us - self.recent[0].at_us
-        return span / 1e6 / (len(self.recent) - 1)
+        span_s = self.seconds(self.recent[0].at_us, self.recent[-1].at_us)
+        return span_s / (len(self.recent) - 1)
 
     def samples_per_s(self) -> float | None:
         """Trained answers per second over the recent steps."""

@@ -1,6 +1,7 @@
 """What summary.json and report.html need to know of a run."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -10,6 +11,8 @@ from store.queries import Rows, fetch
 
 Points = list[tuple[int, float]]
 """(step, value)."""
+Pauses = Sequence[tuple[float, float]]
+"""From and to, in seconds since the epoch."""
 
 STEPS = """
     SELECT step, status::text, groups, generations, tokens, staleness_max, reward_mean, metrics,
@@ -59,7 +62,7 @@ EXAMPLES = """
 """
 
 
-def summary(url: str, run_id: str) -> dict[str, Any]:
+def summary(url: str, run_id: str, pauses: Pauses = ()) -> dict[str, Any]:
     """The numbers of summary.json but for the proofs; None where there is nothing to tell yet."""
     with reading(url) as connection:
         steps = fetch(connection, STEPS, run=run_id)
@@ -67,7 +70,7 @@ def summary(url: str, run_id: str) -> dict[str, Any]:
         counts = fetch(connection, COUNTS, run=run_id)
         span = fetch(connection, SPAN, run=run_id)
         staleness = fetch(connection, STALENESS, run=run_id)
-    return summarise(run_id, steps, evaluations, counts, staleness, span[0] if span else {})
+    return summarise(run_id, steps, evaluations, counts, staleness, span[0] if span else {}, pauses)
 
 
 def summarise(
@@ -77,14 +80,16 @@ def summarise(
     counts: Rows,
     staleness: Rows,
     span: dict[str, Any],
+    pauses: Pauses = (),
 ) -> dict[str, Any]:
+    """pauses: times at which nothing of the run ran; no duration and no rate counts them."""
     trained = [step for step in steps if step["status"] == "trained"]
     rewards = [step["reward_mean"] for step in trained if step["reward_mean"] is not None]
     tenth = math.ceil(len(rewards) / 10)
     samples = sum(step["generations"] or 0 for step in trained)
     tokens = sum(step["tokens"] or 0 for step in trained)
     first, last = span.get("first_request"), steps[-1]["at"] if steps else None
-    training_s = last - first if first is not None and last is not None else None
+    training_s = duration(first, last, pauses)
     started, ended = span.get("started"), span.get("ended") or last
     versions = sorted({row["version"] for row in evaluations})
     return {
@@ -92,7 +97,7 @@ def summarise(
         "status": span.get("status"),
         "reason": span.get("reason"),
         "steps": len(steps),
-        "wall_s": ended - started if started is not None and ended is not None else None,
+        "wall_s": duration(started, ended, pauses),
         "trained_groups": sum(row["groups"] for row in counts if row["state"] == "trained"),
         "dropped_groups": {
             row["reason"]: row["groups"] for row in counts if row["state"] == "dropped"
@@ -108,6 +113,13 @@ def summarise(
         "tokens_per_s": tokens / training_s if training_s else None,
         "staleness_max": max((row["staleness"] for row in staleness), default=None),
     }
+
+
+def duration(first: float | None, last: float | None, pauses: Pauses) -> float | None:
+    if first is None or last is None:
+        return None
+    paused = sum(max(0.0, min(last, end) - max(first, begin)) for begin, end in pauses)
+    return last - first - paused
 
 
 def accuracy(evaluations: Rows, version: int) -> float | None:

@@ -80,7 +80,7 @@ async def _delete(folder: Path, name: str) -> int:
     import os
     import shutil
 
-    from broker.errors import BadConfiguration
+    from broker.errors import BadConfiguration, Unreachable
     from ops.paths import find_run, lock_run
 
     paths = find_run(folder, name)
@@ -97,6 +97,11 @@ async def _delete(folder: Path, name: str) -> int:
                     f"run {name}: {', '.join(roles)} still at work; `sluice stop {name}` ends it first"
                 )
             streams = await bus.delete_run()
+    except Unreachable as error:
+        raise BadConfiguration(
+            f"run {name}: {error}; if that broker is gone for good, remove {paths.root}"
+        ) from error
+    else:
         shutil.rmtree(paths.root)
     finally:
         os.close(lock)
@@ -146,10 +151,12 @@ async def _status(folder: Path, paths: "RunPaths", *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_tree(view, pulse, steps), default=str))
         return 0
+    if view.ended is not None:
+        print(f"{paths.run_id}: {view.ended.status} ({view.ended.reason})")
     print(plain_line(view, pulse, steps=steps, now_us=now_us()))
     for line in role_lines(pulse.statuses):
         print(line)
-    if not pulse.statuses:
+    if view.ended is None and not pulse.statuses:
         print("no process of this run answers")
     elif view.ended is None:
         for role in silent_roles(pulse.statuses):

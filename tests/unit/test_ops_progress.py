@@ -22,6 +22,7 @@ from broker.messages import (
 )
 from broker.topology import Log
 from ops import live_table
+from ops.asking import Heard
 from ops.progress import (
     PlainDisplay,
     Pulse,
@@ -29,6 +30,7 @@ from ops.progress import (
     plain_line,
     queue_depths,
     role_lines,
+    silent_roles,
     waited_for,
 )
 from ops.view import RunView
@@ -162,7 +164,21 @@ def test_a_resumed_run_is_live_again_and_keeps_its_history():
     view.apply(started(100), 9)
 
     assert view.ended is None
-    assert (view.step, view.started_us) == (3, AT_US)
+    assert (view.step, view.started_us, view.starts) == (3, AT_US, 2)
+
+
+def test_a_pause_counts_neither_as_time_nor_against_the_rate():
+    """Steps at 12, 14, 16 s; from 16 s to 100 s nothing ran; steps at 102, 104 s."""
+    view = a_run()
+    view.apply(at(RunEnded, 16, reason="", status="stopped", last_sequences={}), 8)
+    view.apply(started(100), 9)
+    for step, second in ((4, 102), (5, 104)):
+        view.apply(committed(step, second, generations=32.0), 9 + step)
+
+    line = plain_line(view, Pulse(), steps=15, now_us=AT_US + 106 * SECOND)
+
+    for part in ("[0:22] step 5/15", "0:20 left", "16 samples/s"):
+        assert part in line
 
 
 def test_the_learner_is_waited_for_while_it_computes():
@@ -181,6 +197,20 @@ def test_the_longest_queue_is_waited_for_when_the_learner_has_no_window():
 
 def test_the_dispatcher_is_waited_for_when_every_queue_is_empty():
     assert "dispatcher" in waited_for(Pulse((status("learner", "window 4"),), {"rollout": 0}))
+
+
+def test_a_learner_too_busy_to_answer_is_shown_as_it_was_and_waited_for():
+    heard = Heard()
+    warming = status("learner", "window 4", warmup_step=30, warmup_steps=300)
+    heard.take([warming, status("policy", "verified groups")], 10.0)
+
+    later = Pulse(heard.take([status("policy", "verified groups")], 20.0))
+    much_later = Pulse(heard.take([status("policy", "verified groups")], 100.0))
+
+    line = plain_line(folded(started()), later, steps=9, now_us=AT_US)
+    assert "warm-up step 30/300" in line
+    assert "waiting for learner" in line
+    assert silent_roles(much_later.statuses) == silent_roles([status("policy")])
 
 
 def test_a_missing_learner_is_waited_for():

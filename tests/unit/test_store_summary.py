@@ -36,6 +36,18 @@ def test_rates_count_from_the_first_request_to_the_last_commit():
     assert found["wall_s"] == 20.0
 
 
+def test_pauses_count_in_no_duration_and_no_rate():
+    """Three seconds within the training, and five of which only the last two are the run's."""
+    span = {"first_request": 92.0, "started": 90.0, "ended": 110.0, "status": "finished"}
+
+    found = summarise(
+        "run", [a_step(1), a_step(2)], [], [], [], span, pauses=[(87.0, 92.0), (95.0, 98.0)]
+    )
+
+    assert found["wall_s"] == 15.0
+    assert found["samples_per_s"] == pytest.approx(8 / 7)
+
+
 def test_a_run_without_steps_has_no_numbers_rather_than_zeros():
     found = summarise("run", [], [], [], [], {})
 

@@ -72,14 +72,16 @@ def run_ids(runs: Path) -> list[str]:
 def find_run(runs: Path, name: str) -> RunPaths:
     """The run with that id, or the newest for `last`, or the only one whose id starts so."""
     known = run_ids(runs)
-    if name == "last" and known:
+    if not known:
+        raise BadConfiguration(
+            f"run {name!r}: there is no run in {runs}; --runs or SLUICE_RUNS names another folder"
+        )
+    if name == "last":
         return RunPaths(runs / known[-1])
     matches = [run for run in known if run == name] or [r for r in known if r.startswith(name)]
     if len(matches) != 1:
         what = "no run" if not matches else f"{len(matches)} runs"
-        raise BadConfiguration(
-            f"{what} named {name!r} in {runs}; known: {', '.join(known[-8:]) or 'none'}"
-        )
+        raise BadConfiguration(f"{what} named {name!r} in {runs}; known: {', '.join(known[-8:])}")
     return RunPaths(runs / matches[0])
 
 

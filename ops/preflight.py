@@ -1,6 +1,7 @@
 """What only a look into data and methods can tell: refused before anything is written or started."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from ops.settings import Configuration
 from workers.dispatcher.space import refuse_small_logs, signal_bytes
 
 if TYPE_CHECKING:
+    from workers.dispatcher.rendering import Renderer
     from workers.dispatcher.sources import Source
     from workers.verifiers.pool import Pool
 
@@ -52,7 +54,7 @@ def refuse_unusable(configuration: Configuration) -> None:
             next(solutions(sources, renderer, max_tokens=c.sampling.max_tokens))
         for source in sources:
             if c.warmup.steps and source.settings.warmup_share != 0:
-                next(solutions([source], renderer, max_tokens=c.sampling.max_tokens))
+                refuse_unwritable_solutions(c, source, renderer)
     asyncio.run(refuse_ungradable(c, sources))
 
 
@@ -75,6 +77,20 @@ def refuse_impossible(configuration: Configuration, *, snapshot_every: int = 1) 
             hidden_values=c.model.hidden_values,
         ),
     )
+
+
+def refuse_unwritable_solutions(
+    configuration: Configuration, source: "Source", renderer: "Renderer"
+) -> None:
+    """Of all that the warm-up will take: the learner would end at the first of them."""
+    from workers.dispatcher.warmup import solutions
+
+    c = configuration
+    drawn = solutions([source], renderer, max_tokens=c.sampling.max_tokens)
+    solved = sum(item.solution is not None for item in source.train.items)
+    wanted = min(solved, c.warmup.steps * c.warmup.batch_size)
+    for _ in itertools.islice(drawn, wanted):
+        pass
 
 
 def refuse_missing_device(device: str) -> None:

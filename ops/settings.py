@@ -104,7 +104,11 @@ def _below(at: object, key: str, assignment: str) -> object:
 def _place(at: list[object], key: str, assignment: str) -> int:
     if key.isdecimal() and int(key) < len(at):
         return int(key)
-    raise BadConfiguration(f"--set {assignment!r}: expected 0..{len(at) - 1} where {key!r} stands")
+    numbered = assignment.replace(f".{key}", f".0.{key}", 1)
+    hint = "" if key.isdecimal() else f"; the tables of an array are numbered, as in {numbered}"
+    raise BadConfiguration(
+        f"--set {assignment!r}: expected 0..{len(at) - 1} where {key!r} stands{hint}"
+    )
 
 
 def load(
@@ -167,11 +171,17 @@ def check(tree: dict[str, object], origin: str) -> Configuration:
     try:
         return Configuration.model_validate(tree)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        # A list with a bad item is reported once more, as too short.
-        inner = [e for e in found if not any(_is_inside(other["loc"], e["loc"]) for other in found)]
-        lines = [_problem(e["loc"], e["type"], e["msg"], e["input"]) for e in inner]
-        raise BadConfiguration(f"{origin}: " + "\n  ".join(lines)) from error
+        raise BadConfiguration(
+            f"{origin}: " + "\n  ".join(problems(error, Configuration))
+        ) from error
+
+
+def problems(error: ValidationError, table: type[BaseModel]) -> list[str]:
+    """What is wrong with the values that were to make a `table`, a line each."""
+    found = error.errors(include_url=False)
+    # A list with a bad item is reported once more, as too short.
+    inner = [e for e in found if not any(_is_inside(other["loc"], e["loc"]) for other in found)]
+    return [_problem(e["loc"], e["type"], e["msg"], e["input"], table) for e in inner]
 
 
 Location = tuple[int | str, ...]
@@ -181,10 +191,12 @@ def _is_inside(inner: Location, outer: Location) -> bool:
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
-def _problem(location: Location, kind: str, message: str, value: object) -> str:
+def _problem(
+    location: Location, kind: str, message: str, value: object, table: type[BaseModel]
+) -> str:
     """One line: key, what was expected, value."""
     if kind == "extra_forbidden":
-        message = f"no such key; expected some of {', '.join(_keys_beside(location))}"
+        message = f"no such key; expected some of {', '.join(_keys_beside(location, table))}"
     name = ".".join(map(str, location)) or "(whole)"
     got = (
         "its value is not shown" if name.rpartition(".")[2] in CREDENTIALS else f"got {value!r:.80}"
@@ -192,9 +204,9 @@ def _problem(location: Location, kind: str, message: str, value: object) -> str:
     return f"{name}: {message} ({got})"
 
 
-def _keys_beside(location: Location) -> list[str]:
+def _keys_beside(location: Location, root: type[BaseModel]) -> list[str]:
     """The keys of the table that the last key of `location` was put into."""
-    tables: list[type[BaseModel]] = [Configuration]
+    tables: list[type[BaseModel]] = [root]
     for key in location[:-1]:
         if isinstance(key, str):
             tables = _tables_below(tables, key) or tables

@@ -179,6 +179,10 @@ def _texts(asked: argparse.Namespace, name: str) -> "Iterator[Text]":
     from store.datasets.overlap import Text
 
     path = Path(name)
+    if not path.is_dir() and not path.exists() and not (folder_of(asked) / name).is_dir():
+        raise BadConfiguration(
+            f"{name}: no such file, nor a dataset of that name in {folder_of(asked)}"
+        )
     if path.is_dir() or not path.exists():
         path = layout.find(path if path.is_dir() else folder_of(asked) / name) / layout.ROWS
     for number, raw in importing.raw_rows(path):

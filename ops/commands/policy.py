@@ -95,7 +95,7 @@ def read_policy(name: str, measured: frozenset[str] = frozenset()) -> "Program":
     """The program of a file's table [policy], or of a whole file that is one, or of a preset."""
     from pydantic import ValidationError
 
-    from ops.settings import with_absolute_paths
+    from ops.settings import problems, with_absolute_paths
     from workers.policies.presets import PRESETS
     from workers.policies.program import Program
     from workers.policies.settings import PolicySettings
@@ -115,9 +115,8 @@ def read_policy(name: str, measured: frozenset[str] = frozenset()) -> "Program":
     try:
         return Program(PolicySettings.model_validate(table), measured)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "(whole)"
-        raise BadConfiguration(f"--policy {name}: {where}: {first['msg']}") from error
+        told = "\n  ".join(problems(error, PolicySettings))
+        raise BadConfiguration(f"--policy {name}: {told}") from error
 
 
 async def verdicts(

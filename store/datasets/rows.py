@@ -66,7 +66,10 @@ def read(raw: Mapping[str, Any], place: int) -> Row:
     if not isinstance(labeled, bool):
         raise ValueError(f"labeled is {labeled!r:.40}: expected true or false")
     if labeled and target is None:
-        raise ValueError("ground_truth is missing: expected one, test_cases, or labeled = false")
+        raise ValueError(
+            "ground_truth is missing: expected target, ground_truth or reward_model.ground_truth, "
+            f"test_cases, or labeled = false (there are {', '.join(raw) or 'no fields'})"
+        )
     key = raw.get("id")
     solution = raw.get("solution")
     return Row(

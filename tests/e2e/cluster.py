@@ -229,16 +229,17 @@ class Cluster:
         *arguments: str,
         limit_s: float = 60.0,
         code: int = 0,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end; `code` is what it must exit with."""
+        """Run one command to its end; `code` is what it must exit with. A variable of None is not set."""
+        variables = {**self.environment, **(environment or {})}
         done = subprocess.run(
             [sys.executable, "-m", "ops.cli", *arguments],
             cwd=self.directory,
             capture_output=True,
             text=True,
             timeout=limit_s,
-            env={**self.environment, **(environment or {})},
+            env={name: value for name, value in variables.items() if value is not None},
         )
         assert done.returncode == code, f"{arguments}: {done}"
         return done

@@ -68,7 +68,7 @@ def test_runs_whose_logs_are_gone_or_out_of_reach_are_told_as_incomplete(
     )
 
     # Without a URL the runs folder has a server of its own, which never held this run.
-    alone = {"SLUICE_NATS__URL": ""}
+    alone = {"SLUICE_NATS__URL": None}
     out = run.sluice("db", "rebuild", code=1, environment=alone).stdout
     kept = run.sluice("runs", "--delete", "away", code=2, environment=alone).stderr
 

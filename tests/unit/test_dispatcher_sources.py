@@ -98,6 +98,7 @@ def test_the_version_is_the_digest_of_the_content(rows: Rows):
         ("[1]", "expected a JSON object"),
         ('{"prompt": "\udce4"}', "not UTF-8"),
         ({"target": "t"}, "prompt is None"),
+        ({"prompt": 3, "target": "t"}, "prompt is 3; expected text or a list of turns"),
         ({"prompt": "p"}, "target is None"),
         ({"prompt": "p", "target": "  "}, "target is '  '"),
         ({"prompt": "p", "target": True}, "target is True"),
@@ -387,8 +388,11 @@ def test_a_prompt_that_leaves_the_model_no_room_for_an_answer_is_refused(
 def test_a_prompt_outside_the_tokenizers_alphabet_is_refused(rows: Rows, renderer: Renderer):
     path = rows({"prompt": "1+1=", "target": "t"}, {"prompt": "ß", "target": "t"})
 
-    with pytest.raises(BadConfiguration, match="'ß'"):
+    with pytest.raises(BadConfiguration, match=r"1 of 2 .* row 2, data:.*'ß': .* no 'ß'"):
         a_source(renderer, path=path)
+    assert [item.prompt for item in a_source(renderer, path=path, skip_bad=True).train.items] == [
+        "1+1="
+    ]
 
 
 def test_a_row_that_is_held_out_is_not_trained_on(rows: Rows, renderer: Renderer):
@@ -492,3 +496,16 @@ def test_a_warm_up_without_a_solution_that_fits_is_refused(rows: Rows, renderer:
 
     with pytest.raises(BadConfiguration, match="no solution of at most 5 tokens"):
         next(solutions([source], renderer, max_tokens=5))
+
+
+def test_a_solution_that_the_tokenizer_cannot_write_is_named_or_passed_over(
+    rows: Rows, renderer: Renderer
+):
+    bad = {"prompt": "1", "target": "t", "solution": "1é"}
+    path = rows(bad, {"prompt": "2", "target": "t", "solution": "2"})
+
+    with pytest.raises(BadConfiguration, match=r"solution of row 1, data:.*'1é': .* no 'é'"):
+        list(islice(solutions([a_source(renderer, path=path)], renderer), 2))
+    found = islice(solutions([a_source(renderer, path=path, skip_bad=True)], renderer), 2)
+
+    assert {prompt for prompt, _ in found} == {renderer.render("2").ids}

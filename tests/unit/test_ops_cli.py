@@ -64,6 +64,8 @@ def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
 
+    with pytest.raises(BadConfiguration, match="'last': there is no run in"):
+        find_run(tmp_path / "none", "last")
     with pytest.raises(BadConfiguration, match=r"no run named 'x'.*demo-1"):
         find_run(tmp_path, "x")
     with pytest.raises(BadConfiguration, match="2 runs named 'demo'"):

@@ -171,6 +171,16 @@ def test_a_malformed_assignment_is_quoted_in_the_error(tmp_path: Path, assignmen
         settings.load(written(tmp_path), (assignment,), {})
 
 
+def test_an_assignment_into_an_array_without_a_place_is_shown_with_one(tmp_path: Path):
+    with pytest.raises(BadConfiguration, match=r"as in source\.0\.share=3"):
+        settings.load(written(tmp_path), ("source.share=3",), {})
+
+
+def test_a_verifier_may_be_a_name_alone(tmp_path: Path):
+    named = settings.load(written(tmp_path), ("source.0.verifier='math'",), {})
+    assert named.source[0].verifier == {"name": "math"}
+
+
 def test_relative_paths_are_relative_to_the_file(tmp_path: Path):
     found = settings.load(written(tmp_path), environment={})
 

@@ -39,7 +39,7 @@ def test_a_name_alone_and_a_table_with_options_are_both_specifications():
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("maths", "'maths': expected one of"),
+        ("maths", "'maths': did you mean 'math'. expected one of"),
         ({}, "verifier.name None"),
         ({"name": 3}, "verifier.name 3"),
         ({"name": "exact", "ignore_cas": True}, "ignore_cas"),

@@ -152,6 +152,8 @@ def _text(value: object, field: str) -> str:
 def _prompt(value: object, field: str) -> Prompt:
     """Text, or a list of {role, content} that ends with a turn to answer."""
     if not isinstance(value, list):
+        if not isinstance(value, str):
+            raise ValueError(f"{field} is {value!r:.60}; expected text or a list of turns")
         return _text(value, field)
     try:
         turns = tuple(ChatTurn.model_validate(turn) for turn in value)

@@ -84,16 +84,18 @@ class Renderer:
         try:
             found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
         except Exception as error:  # the tokenizers library raises bare Exception
-            raise ValueError(f"{self._first_refused(texts)!r:.80}: {error}") from error
+            text = next(filter(self._refuses, texts), "")
+            character = next(filter(self._refuses, text), None)
+            lacks = str(error) if character is None else f"the tokenizer has no {character!r}"
+            raise ValueError(f"{text!r:.80}: {lacks}") from error
         return [encoding.ids for encoding in found]
 
-    def _first_refused(self, texts: Sequence[str]) -> str:
-        for text in texts:
-            try:
-                self._tokenizer.encode(text)
-            except Exception:  # as above
-                return text
-        return ""
+    def _refuses(self, text: str) -> bool:
+        try:
+            self._tokenizer.encode(text)
+        except Exception:  # as above
+            return True
+        return False
 
 
 def _tokenizer(model_dir: Path) -> Tokenizer:

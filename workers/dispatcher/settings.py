@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from broker.errors import BadConfiguration
 from broker.messages import Json, Token
 from broker.settings import Settings
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class SourceSettings(Settings):
@@ -24,7 +28,8 @@ class SourceSettings(Settings):
     """Weight of the domain in the static mixture."""
     warmup_share: Annotated[float, Field(ge=0)] | None = None
     """Its weight in the warm-up, for a domain that needs more of it than others; None: share."""
-    verifier: Json = {"name": "exact"}
+    verifier: Annotated[Json, BeforeValidator(_named)] = {"name": "exact"}
+    """A table with `name` and options, or a name alone."""
     prompt_field: str = "prompt"
     target_field: str = "target"
     solution_field: str | None = "solution"

@@ -142,10 +142,8 @@ def _passes(settings: SourceSettings) -> int | None:
 
 def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
     """The items whose prompts are not too long for the model or `prompt.max_tokens`; others are refused."""
-    try:
-        rendered = renderer.render_all([item.prompt for item in items.items])
-    except ValueError as error:
-        raise BadConfiguration(f"source.{settings.domain}: {items.dataset}: {error}") from error
+    items = _writable(settings, items, renderer)
+    rendered = renderer.render_all([item.prompt for item in items.items])
     long = {place: len(r.ids) for place, r in enumerate(rendered) if len(r.ids) > renderer.limit}
     if not long:
         return items
@@ -155,6 +153,33 @@ def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> It
         f"{renderer.limit_text}; the first is {items.key(items.items[place])} with {tokens}"
     )
     return _without(settings, items, set(long), reason)
+
+
+def _writable(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
+    """The items whose prompts the tokenizer and the template can write; others are refused."""
+    try:
+        renderer.render_all([item.prompt for item in items.items])
+    except ValueError:
+        bad = {
+            place: why
+            for place, item in enumerate(items.items)
+            if (why := _refusal(item, renderer))
+        }
+        first = items.items[min(bad)]
+        reason = (
+            f"source.{settings.domain}: {len(bad)} of {len(items.items)} prompts cannot be rendered; "
+            f"the first is row {first.index + 1}, {items.key(first)}: {bad[min(bad)]}"
+        )
+        return _without(settings, items, set(bad), reason)
+    return items
+
+
+def _refusal(item: Item, renderer: Renderer) -> str:
+    try:
+        renderer.render(item.prompt)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _apart(settings: SourceSettings, train: ItemSet, held_out: ItemSet) -> ItemSet:

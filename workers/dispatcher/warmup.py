@@ -14,7 +14,8 @@ def solutions(
     """Endless (prompt ids, answer ids), domains by their warm-up shares, training items only.
 
     Answers end with the end token; those of more than `max_tokens` tokens are passed over.
-    Raises BadConfiguration when a whole pass through a source has no solution that fits.
+    Raises BadConfiguration when a whole pass through a source has no solution that fits, and for one
+    that the tokenizer cannot write.
     """
     by_domain = {source.domain: source for source in sources}
     weights = {source.domain: _weight(source) for source in sources}
@@ -40,11 +41,20 @@ def _weight(source: Source) -> float:
 def _next(
     source: Source, position: int, renderer: Renderer, max_tokens: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    for place in range(position, position + len(source.train.items)):
+    # Twice its length holds a whole pass, wherever it begins; each pass has an order of its own.
+    for place in range(position, position + 2 * len(source.train.items)):
         item, _ = source.item(place)
         if item.solution is None:
             continue
-        answer = renderer.answer(item.solution)
+        try:
+            answer = renderer.answer(item.solution)
+        except ValueError as error:
+            if source.settings.skip_bad:
+                continue
+            raise BadConfiguration(
+                f"source.{source.domain}: solution of row {item.index + 1}, {source.train.key(item)}: "
+                f"{error} (skip_bad = true passes over it)"
+            ) from error
         if max_tokens is None or len(answer) <= max_tokens:
             return renderer.render(item.prompt).ids, answer, place + 1
     raise BadConfiguration(

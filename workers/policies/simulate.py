@@ -60,8 +60,11 @@ def read_line(text: str, number: int) -> Line:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "(whole)"
+        what = first["msg"]
+        if first["type"] == "extra_forbidden":
+            what = f"no such field; expected some of {', '.join(Line.model_fields)}"
         raise BadConfiguration(
-            f"line {number}: {where}: {first['msg']} (got {first['input']!r:.80})"
+            f"line {number}: {where}: {what} (got {first['input']!r:.80})"
         ) from error
     for field in ("tokens", "logprobs", "answers"):
         values = getattr(line, field)

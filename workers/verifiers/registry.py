@@ -3,6 +3,7 @@
 An unknown name, option or value raises BadConfiguration. Importing this module imports no verifier.
 """
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -84,7 +85,9 @@ def verifier_class(name: str) -> type[Verifier]:
         module, _, attribute = BUILTIN[name].partition(":")
         found = getattr(importlib.import_module(module), attribute)
     else:
-        raise BadConfiguration(f"verifier.name {name!r}: expected {_known()}")
+        close = difflib.get_close_matches(name, BUILTIN, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise BadConfiguration(f"verifier.name {name!r}: {meant}expected {_known()}")
     if not (isinstance(found, type) and issubclass(found, Verifier)):
         raise BadConfiguration(
             f"verifier.name {name!r}: expected a subclass of workers.verifiers.protocol.Verifier"

@@ -16,6 +16,7 @@ from workers.policies.batch import Batch, make_batch
 from workers.policies.combine import build_weight
 from workers.policies.program import Program
 from workers.policies.reweighters import band_weights, power_weights, softmax_weights
+from workers.policies.scorers import TokenProbability
 from workers.policies.selectors import adaptive_k, highest, max_variance, share_of
 from workers.policies.settings import PolicySettings
 from workers.policies.weights import Weights
@@ -354,3 +355,15 @@ def test_token_weights_average_one_over_the_usable_tokens(logprobs):
     usable = [w for w, keep in zip(weights.tokens, batch.usable_B, strict=True) if keep]
     if usable:
         assert np.concatenate(usable).mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("beside", [0.0, np.nan])
+def test_a_probability_is_one_at_most_whatever_else_the_window_holds(beside: float):
+    group = a_group((1.0, 0.0), lengths=[2, 2])
+    given = (np.array([0.25, -1.0], np.float32), np.array([beside, -2.0], np.float32))
+    batch = make_batch([replace(group, logprobs=given)], [np.array([1.0, 0.0])])
+
+    first, second = TokenProbability()(batch, np.zeros(2))
+
+    assert first.tolist() == [1.0, np.exp(np.float32(-1.0))]
+    assert second[1] == np.exp(np.float32(-2.0))

@@ -35,16 +35,19 @@ def grpo(rewards_G: np.ndarray, *, std: Std = "unbiased", eps: float = 1e-6) -> 
     """
     if len(rewards_G) < 2 or rewards_G.max() == rewards_G.min():
         return np.zeros(len(rewards_G))
-    centred_G = rewards_G - rewards_G.mean()
+    size = len(rewards_G)
+    centred_G = rewards_G - np.add.reduce(rewards_G) / size
+    # As numpy's own std, to the last bit, which takes the mean once more.
+    squares = np.add.reduce(centred_G * centred_G)
     match std:
         case "none":
             return centred_G
         case "population":
-            return centred_G / (rewards_G.std() + eps)
+            return centred_G / (np.sqrt(squares / size) + eps)
         case "unbiased":
-            return centred_G / (rewards_G.std(ddof=1) + eps)
+            return centred_G / (np.sqrt(squares / (size - 1)) + eps)
         case "tutorial":
-            spread = rewards_G.std(ddof=1)
+            spread = np.sqrt(squares / (size - 1))
             return centred_G / (spread if spread >= 1e-8 else 1.0)
 
 

@@ -3,7 +3,7 @@
 Shape legend: B rows of the window, groups one after the other; G rows of one group; T tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -74,6 +74,11 @@ def make_batch(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> Batch:
 def per_group(batch: Batch, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Apply a (G,) -> (G,) function to the usable rewards of each group; (B,), 0 elsewhere."""
     out_B = np.zeros(len(batch))
+    if batch.usable_B.all():
+        for start, end in pairwise(batch.starts):
+            if end > start:
+                out_B[start:end] = function(batch.rewards_B[start:end])
+        return out_B
     for number in range(len(batch.groups)):
         rows = np.arange(batch.starts[number], batch.starts[number + 1])
         rows = rows[batch.usable_B[rows]]
@@ -82,10 +87,22 @@ def per_group(batch: Batch, function: Callable[[np.ndarray], np.ndarray]) -> np.
     return out_B
 
 
-def end_to_end(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A copy of all rows in one array, and views of each row in it: one call of numpy serves them all."""
-    if not rows:
-        return np.empty(0, np.float32), []
-    tokens = np.concatenate(rows)
-    ends = accumulate((len(row) for row in rows), initial=0)
-    return tokens, [tokens[start:end] for start, end in pairwise(ends)]
+class EndToEnd(list[np.ndarray]):
+    """Rows that are views of one array, so that one call of numpy serves them all.
+
+    Who is given it may write in it.
+    """
+
+    def __init__(self, tokens: np.ndarray, lengths: Iterable[int]) -> None:
+        """tokens: all rows one after the other."""
+        self.tokens = tokens
+        ends = accumulate(lengths, initial=0)
+        super().__init__(tokens[start:end] for start, end in pairwise(ends))
+
+
+def end_to_end(rows: Sequence[np.ndarray]) -> EndToEnd:
+    """A copy of all rows, unless they lie so already."""
+    if isinstance(rows, EndToEnd):
+        return rows
+    tokens = np.concatenate(rows) if rows else np.empty(0, np.float32)
+    return EndToEnd(tokens, map(len, rows))

@@ -158,5 +158,5 @@ def _answer_class(verdict: Verdict | None) -> int:
 def _is_sound(generation: Generation, logprobs_T: np.ndarray) -> bool:
     if not len(generation.token_ids):
         return False
-    # A finite sum has finite terms; one that is not may have overflowed.
-    return math.isfinite(np.add.reduce(logprobs_T)) or bool(np.isfinite(logprobs_T).all())
+    # A finite sum of squares has finite terms; one that is not may have overflowed.
+    return math.isfinite(logprobs_T.dot(logprobs_T)) or bool(np.isfinite(logprobs_T).all())

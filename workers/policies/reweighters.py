@@ -107,12 +107,16 @@ class TokenBlend(Method):
     normalise: bool = True
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
-        tokens, rows = end_to_end(list(scores))
+        rows = end_to_end(list(scores) if isinstance(scores, np.ndarray) else scores)
+        tokens = rows.tokens
         tokens *= self.alpha
         tokens += 1 - self.alpha
         if self.normalise:
-            usable_N = np.repeat(batch.usable_B, batch.lengths_B)
-            total = tokens.sum(where=usable_N, dtype=np.float64)
+            if batch.usable_B.all():
+                total = tokens.sum(dtype=np.float64)
+            else:
+                usable_N = np.repeat(batch.usable_B, batch.lengths_B)
+                total = tokens.sum(where=usable_N, dtype=np.float64)
             count = int(batch.lengths_B[batch.usable_B].sum())
             if count and total > 0:
                 tokens /= np.float32(total / count)

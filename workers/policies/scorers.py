@@ -73,9 +73,12 @@ class TokenProbability(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"logprob"})
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> list[np.ndarray]:
-        tokens, rows = end_to_end(batch.logprobs())
+        rows = end_to_end(batch.logprobs())
+        tokens = rows.tokens
         np.exp(tokens, out=tokens)
-        np.minimum(tokens, 1.0, out=tokens)
+        # Seldom so, and quicker to see than to do; a NaN hides what else is there.
+        if not tokens.max(initial=0.0) <= 1.0:
+            np.minimum(tokens, 1.0, out=tokens)
         return rows
 
 

@@ -195,7 +195,8 @@ what is kept is pushed up as a whole. *Next* is the share of the following draws
 {table}
 
 Names: `dataflex:NAME` is what DataFlex-RL's published code does; `matched_batch`, `matched_group` and
-`matched_tokens` keep as much as the selector after the colon, at random; `strength` varies a filter;
+`matched_tokens` keep as much as the selector after the colon, at random; `matched_rollouts` is the selector
+with twice the rollouts, kept to the tokens that `uniform` has on half of them; `strength` varies a filter;
 `spurious` replaces the verdict; `identity` puts a method that changes nothing into admit, reward and weight.
 """
 

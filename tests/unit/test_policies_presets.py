@@ -175,6 +175,24 @@ def test_matched_tokens_never_exceed_the_selectors_sum_and_carry_what_is_left():
     assert (allowed - used < 13).all()
 
 
+@pytest.mark.parametrize("selector", ["difffilter", "maxvar", "gfpo", "topk"])
+def test_a_selector_with_extra_rollouts_has_no_more_tokens_than_uniform_without_them(selector: str):
+    selected = decide(a_program(preset=selector), WINDOWS)
+    found = decide(a_program(preset=f"matched_rollouts:{selector}"), WINDOWS)
+
+    lengths = np.array([[3 + (7 * n + 5 * row) % 11 for row in range(6)] for n in range(5)])
+    # Three of a window's five groups are what uniform has.
+    uniform = lengths[:3].sum()
+    owed = 0.0
+    for chosen, kept in zip(map(weights_of, selected), map(weights_of, found), strict=True):
+        chosen, kept = np.array(chosen), np.array(kept)
+        assert ((kept == 0) | (kept == chosen)).all()
+        owed += uniform - float(((kept > 0) * lengths).sum())
+        assert owed >= 0
+        left_out = lengths[(chosen > 0) & (kept == 0)]
+        assert not left_out.size or owed < left_out.min()
+
+
 def test_token_budgets_are_filled_with_rows_that_fit():
     lengths_B = np.array([5, 5, 2])
 

@@ -1,15 +1,17 @@
-"""Matched controls: keep as much as a selector keeps, but at random (D4).
+"""Matched controls: keep as much as a selector keeps, but at random; or as much as no selector would (D4).
 
-Seeded by `seed` and the window's number, so that every replay keeps the same rows. The rows keep
-the advantages of their whole group.
+Seeded by `seed` and the window's number, so that every replay keeps the same rows. Rows kept at random
+keep the advantages of their whole group.
 Shape legend: B rows of the window.
 """
 
 import hashlib
+import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from broker.errors import BadConfiguration
 from broker.messages import Json
@@ -68,6 +70,15 @@ class Matched(Method):
         """What the selector keeps, (B,) bool."""
         return self._selector(batch, advantages_B).rows_B > 0
 
+    def _affordable(self, batch: Batch, candidates_B: np.ndarray, tokens: float) -> np.ndarray:
+        """Candidates at random for the tokens of this window and those not spent before, (B,) bool."""
+        left = batch.memory.get("tokens", 0.0)
+        budget = tokens + (left if isinstance(left, int | float) else 0.0)
+        rng = rng_of(self.seed, batch.window)
+        kept_B = keep_tokens(batch.lengths_B, candidates_B, budget, rng)
+        batch.memory["tokens"] = budget - float(kept_B @ batch.lengths_B)
+        return kept_B
+
 
 @WEIGHTS.register("matched_random")
 class MatchedRandom(Matched):
@@ -113,13 +124,36 @@ class MatchedTokens(Matched):
 
     def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Weights:
         selected_B = self._selected(batch, advantages_B)
-        carried = batch.memory.get("tokens", 0.0)
-        budget = float(selected_B @ batch.lengths_B) + (
-            carried if isinstance(carried, int | float) else 0.0
-        )
-        rng = rng_of(self.seed, batch.window)
-        kept_B = keep_tokens(batch.lengths_B, batch.usable_B, budget, rng)
-        batch.memory["tokens"] = budget - float(kept_B @ batch.lengths_B)
+        kept_B = self._affordable(batch, batch.usable_B, float(selected_B @ batch.lengths_B))
         return Weights(
             rows_B=kept_B.astype(np.float64), signals={"selector": selected_B.astype(np.float64)}
+        )
+
+
+@WEIGHTS.register("matched_rollouts")
+class MatchedRollouts(Matched):
+    """The selector with extra rollouts, up to the tokens that `uniform` has without them (D4b).
+
+    A share of each window's groups, the first ones, is what `uniform` would have: with share = .5 the
+    run asks for twice its `groups_per_step`. Of all groups the selector's rows are kept, at random
+    while they fit into the tokens of that share so far; what they fall short of is carried on.
+    """
+
+    share: float = Field(default=0.5, gt=0, lt=1)
+
+    def __call__(self, batch: Batch, advantages_B: np.ndarray) -> Weights:
+        weights = self._selector(batch, advantages_B)
+        selected_B = weights.rows_B > 0
+        uniform_B = batch.usable_B & (
+            batch.group_of_rows() < math.ceil(self.share * len(batch.groups))
+        )
+        kept_B = self._affordable(batch, selected_B, float(uniform_B @ batch.lengths_B))
+        return replace(
+            weights,
+            rows_B=np.where(kept_B, weights.rows_B, 0.0),
+            signals={
+                **weights.signals,
+                "selector": selected_B.astype(np.float64),
+                "uniform": uniform_B.astype(np.float64),
+            },
         )

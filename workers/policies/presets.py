@@ -98,7 +98,10 @@ def _presets() -> dict[str, Table]:
             found[f"matched_{scope}:{name}"] = {
                 "weight": {"name": "matched_random", "scope": scope, "of": dict(weight)}
             }
-        found[f"matched_tokens:{name}"] = {"weight": {"name": "matched_tokens", "of": dict(weight)}}
+        for by in ("tokens", "rollouts"):
+            found[f"matched_{by}:{name}"] = {
+                "weight": {"name": f"matched_{by}", "of": dict(weight)}
+            }
     return found
 
 

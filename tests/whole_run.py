@@ -9,7 +9,7 @@ import torch
 
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
-from broker.messages import Event, GroupKey
+from broker.messages import Event, GroupGenerated, GroupKey
 from broker.serve import serve
 from broker.telemetry import Health, writer_id
 from broker.topology import VERIFIER, Log, kind_subjects
@@ -49,6 +49,7 @@ CONFIG = {
 
 ROLES = ("dispatcher", "rollout", "policy", "learner", "recorder")
 LIMIT_S = 240.0
+"""For ten steps, and as long again for ten more."""
 
 
 @dataclass
@@ -124,7 +125,7 @@ async def train(
     """
     server = MemoryServer()
     names = [name for name in ROLES if name != "recorder" or c.store.url]
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(LIMIT_S * max(1.0, c.run.steps / 10)), asyncio.TaskGroup() as tasks:
         stop = asyncio.Event()
         grading = tasks.create_task(_grade(MemoryBus(server, c.run.id), pool, stop))
         deaths = {"policy": policy_dies_at}
@@ -147,9 +148,12 @@ async def _live(
     for own in buses:
         post = roles.Post(c, RunPaths(folder), own, Health(name), asyncio.Event(), False)  # pyright: ignore[reportArgumentType]
         try:
-            return await roles.load(name)(post)
+            await roles.load(name)(post)
         except Died:
             continue
+        if own is not bus:
+            raise AssertionError(f"{name}: the run ended before one of its deaths {dies_at}")
+        return
     raise AssertionError(f"{name}: the last life ended early")
 
 
@@ -158,9 +162,12 @@ async def _grade(bus: MemoryBus, pool: Pool, stop: asyncio.Event) -> None:
     me = writer_id("verifier")
 
     async def handle(event: Event) -> Sequence[Event]:
-        return [await verifier.verified(event, pool, me)]
+        asked = await verifier.asked_for(bus, event)
+        assert asked is not None
+        assert isinstance(event, GroupGenerated)
+        return [await verifier.verified(event, asked, pool, me)]
 
     def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
-        return verifier.failed(group, event, reason, me)
+        return verifier.failed(group, event, None, reason, me)
 
     await serve(bus, VERIFIER, handle, fail=fail, slots=16, health=Health("verifier"), stop=stop)

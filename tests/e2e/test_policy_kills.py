@@ -1,14 +1,17 @@
 """The policy dies in the middle of windows and updates: the run is the one in which it did not."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
 
 from broker.messages import ShadowDecided, StepCommitted
 from broker.topology import Log
 from tests.policy_run import outcome, plain
 from tests.whole_run import Finished, configured, from_warm, train
+from workers.policies import worker
 from workers.verifiers.pool import Pool
 
 POLICY: dict[str, object] = {
@@ -19,7 +22,7 @@ POLICY: dict[str, object] = {
     "shadow": [{"preset": "dbb"}, {"preset": "matched_tokens:topk"}],
 }
 """Everything with a memory: prompts, domains, a budget, and two shadows."""
-DEATHS = ((2, 3, 2), (4, 5), (6, 1, 7), (9,))
+DEATHS = ((2, 3, 2), (4, 12, 5), (6, 1, 7, 9), (14, 1, 5), (25, 3))
 """Publications with which the lives of the policy end: mixtures, drops, windows, shadows, snapshots."""
 
 
@@ -67,16 +70,34 @@ async def all_that_counts(found: Finished) -> dict[str, object]:
     }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> list[Finished]:
+@dataclass(frozen=True)
+class Lives:
+    runs: list[Finished]
     """The first undisturbed."""
-    return train_them(tmp_path_factory.mktemp("kills"), warm)
+    afters: list[int]
+    """Where each life of a policy began in VERIFIED: 0, or at its snapshot."""
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Lives:
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(worker, "SNAPSHOT_EVERY", 2)
+        runs = train_them(tmp_path_factory.mktemp("kills"), warm)
+    return Lives(runs, [int(e["after"]) for e in logs if e["event"] == "policy starts"])
+
+
+def test_some_lives_begin_with_a_snapshot_and_some_before_the_first(lives: Lives):
+    assert len(lives.afters) == 1 + sum(len(deaths) + 1 for deaths in DEATHS)
+    assert sum(after > 0 for after in lives.afters) >= 5
+    # The undisturbed life is one, and each run's first.
+    assert sum(after == 0 for after in lives.afters) > 1 + len(DEATHS)
 
 
 @pytest.mark.parametrize("number", range(1, len(DEATHS) + 1))
 async def test_killed_in_the_middle_the_policy_decides_and_trains_what_it_would_have(
-    runs: list[Finished], number: int
+    lives: Lives, number: int
 ):
+    runs = lives.runs
     undisturbed, killed = await all_that_counts(runs[0]), await all_that_counts(runs[number])
 
     for part, expected in undisturbed.items():

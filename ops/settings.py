@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from broker.errors import BadConfiguration
 from broker.settings import NatsSettings, RunSettings, Settings, TelemetrySettings
+from broker.specs import code_in
 from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from store.settings import StoreSettings
 from workers.dispatcher.settings import (
@@ -23,6 +24,7 @@ from workers.dispatcher.settings import (
 )
 from workers.policies.settings import PolicySettings
 from workers.rollout.settings import RolloutSettings
+from workers.verifiers.registry import build, refuse_large
 from workers.verifiers.settings import VerifierSettings
 
 
@@ -49,6 +51,14 @@ class Configuration(Settings):
         domains = [source.domain for source in self.source]
         if len(set(domains)) != len(domains):
             raise ValueError(f"source.domain {domains}: expected each domain once")
+        return self
+
+    @model_validator(mode="after")
+    def _programs_fit_in_their_graders(self) -> "Configuration":
+        for source in self.source:
+            # Code of the user's own is imported where it is needed alone, and refused there.
+            if code_in(source.verifier) is None:
+                refuse_large(build(source.verifier), self.verifier.memory_bytes)
         return self
 
     @model_validator(mode="after")

@@ -48,6 +48,7 @@ async def _regrade(asked: argparse.Namespace) -> int:
     from store.settings import StoreSettings
     from workers.verifiers.pool import Pool
     from workers.verifiers.regrade import Flips
+    from workers.verifiers.together import together
 
     paths, spec = find(asked), spec_of(asked.verifier)
     limits = settings.load(paths.config).verifier
@@ -59,7 +60,7 @@ async def _regrade(asked: argparse.Namespace) -> int:
     ):
         groups = regrading.groups(url, paths.run_id)
         while batch := await asyncio.to_thread(lambda: list(islice(groups, AT_ONCE))):
-            await asyncio.gather(*(_one(pool, bus, spec, group, flips) for group in batch))
+            await together(_one(pool, bus, spec, group, flips) for group in batch)
         if await asyncio.to_thread(regrading.ended, url, paths.run_id):
             await catch_up.ledger(bus, url, settings=StoreSettings(), health=Health("regrade"))
     if asked.json:

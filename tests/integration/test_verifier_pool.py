@@ -233,6 +233,7 @@ async def test_an_unlabelled_group_gets_classes_and_no_score(pool: Pool):
         ({"name": "nonsense"}, "expected one of"),
         ({"name": "math", "tolerance": 1}, "tolerance"),
         ({"name": "/nowhere/mine.py:Grader"}, "no such Python file"),
+        ({"name": "code", "memory_bytes": 1 << 31}, "verifier.memory_bytes = 1073741824"),
     ],
 )
 async def test_a_verifier_that_cannot_be_built_says_why(
@@ -261,6 +262,44 @@ async def test_text_that_no_message_may_hold_is_replaced(pool: Pool, trouble: di
 
     assert graded.findings[0].extracted == "?"
     assert graded.findings[1].score == 1.0
+
+
+SLOW = """
+import time
+from workers.verifiers.protocol import Verifier, judged
+
+prepared = []
+
+
+class Slow(Verifier):
+    def alone_s(self):
+        return 0.8
+
+    def prepare(self):
+        time.sleep(1.0)
+        prepared.append(True)
+
+    def grade(self, response, target, item):
+        if response == "wait":
+            until = time.process_time() + 0.25
+            while time.process_time() < until:
+                pass
+            time.sleep(60)
+        return judged(bool(prepared), response, response)
+"""
+
+
+async def test_an_answer_is_held_to_the_time_its_verifier_states_and_not_to_what_is_prepared(
+    tmp_path: Path,
+):
+    (tmp_path / "slow.py").write_text(SLOW)
+    async with Pool(size=1, deadline_s=0.4, memory_bytes=1 << 30) as pool:
+        graded = await grade(pool, {"name": f"{tmp_path}/slow.py:Slow"}, "quick", "wait")
+
+    assert graded.findings[0].score == 1.0
+    # Busy for most of the pool's deadline, but not of the time that holds: the machine's fault.
+    assert graded.findings[1].status == "timeout"
+    assert "within 0.8 s" in graded.findings[1].detail
 
 
 async def test_every_canary_is_judged_as_it_must_be(pool: Pool):

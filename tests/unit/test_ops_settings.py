@@ -88,6 +88,16 @@ def test_a_gpu_chosen_by_index_is_refused_for_an_engine_that_would_take_another(
     settings.load(path, ("model.device='cuda:1'",), environment={})
 
 
+def test_programs_larger_than_their_grader_are_refused(tmp_path: Path):
+    part = '{verifier = {name = "code", memory_bytes = 3_000_000_000}}'
+    large = f'verifier = {{name = "compose", parts = [{part}]}}'
+    path = written(tmp_path, MINIMAL.replace('verifier = {name = "./mine.py:Grader"}', large))
+
+    with pytest.raises(BadConfiguration, match=r"memory_bytes 3000000000: .*= 2147483648"):
+        settings.load(path, environment={})
+    settings.load(path, ("verifier.memory_bytes=3_000_000_000",), environment={})
+
+
 def test_logs_that_cannot_hold_a_checkpoint_interval_are_refused(tmp_path: Path):
     small = settings.load(written(tmp_path), ("nats.log_bytes=1_048_576",), environment={})
     refuse_impossible(small)

@@ -34,6 +34,16 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
+def test_a_program_that_makes_files_without_end_is_stopped_for_that():
+    source = f"for n in range(100_000): open(f'/scratch/{{n}}', 'w').close()\n{RIGHT}"
+    verifier = VERIFIER.model_copy(update={"seconds": 20.0, "total_seconds": 20.0})
+
+    finding = verifier.grade(fenced(source), None, {"tests": TESTS})
+
+    assert finding.score == 0.0
+    assert "more than 2000 files" in finding.detail
+
+
 def test_the_task_can_be_solved_in_the_same_sandbox():
     finding = VERIFIER.grade(fenced(RIGHT), None, {"tests": TESTS})
 

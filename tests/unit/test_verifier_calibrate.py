@@ -71,6 +71,13 @@ async def test_a_sound_verifier_pays_gold_alone(pool: Pool):
         assert (found.gold, found.gold_right, found.wrong, found.wrong_paid) == (10, 10, 10, 0)
 
 
+async def test_another_spelling_of_the_gold_is_no_wrong_answer(pool: Pool):
+    found = await calibrate(pool, "d", samples("math", "1/2 0.5 3"), [])
+
+    assert found.problems == []
+    assert (found.gold, found.wrong) == (3, 2)
+
+
 async def test_a_verifier_that_pays_for_wrong_answers_blocks(pool: Pool):
     found = await calibrate(pool, "d", samples("format"), [])
 

@@ -14,7 +14,7 @@ from broker.errors import BadConfiguration
 from workers.verifiers import codetext
 from workers.verifiers.code import Code
 from workers.verifiers.protocol import Ungradable
-from workers.verifiers.sandbox import plain, seccomp
+from workers.verifiers.sandbox import bwrap, plain, seccomp
 
 ADD = "def add(a, b):\n    return a + b\n"
 
@@ -127,6 +127,7 @@ def test_slow_tests_use_up_the_time_of_all():
         (["assert abs(add(1, 1) - 2) < 0.1"], "compares inside the sandbox"),
         ([{"expr": "add(1, 1) == two", "expected": True}], "compares inside the sandbox"),
         ([{"expr": "all([add(1, 1)])", "expected": True}], "compares inside the sandbox"),
+        ([{"expr": "[add(1, 1) == 2]", "expected": [True]}], "compares inside the sandbox"),
         ([{"expr": "not add(1, 1)", "expected": False}], "compares inside the sandbox"),
     ],
 )
@@ -149,6 +150,12 @@ def test_the_target_may_be_the_tests_and_without_any_nothing_is_graded():
         ("```python\na\n```", "a"),
         ("```py\na\n```\nor\n```python\nb\n```\noutput:\n```\n3\n```", "b"),
         ("```\na\n```", "a"),
+        ("``` python title=add.py\na\n```", "a"),
+        ("```python {.line}\na\n```", "a"),
+        ("```python\r\na\r\nb\r\n```\r\n", "a\nb"),
+        ("```python\na = 'x\u2028y\x0cz'\n```", "a = 'x\u2028y\x0cz'"),
+        ("```python\na\n``` b\n```", "a\n``` b"),
+        ("```python\na\n```\nas in ```b``` above", "a"),
         ("```bash\npip\n```\n~~~python3\na\n~~~", "a"),
         ("````python\n```\na\n````", "```\na"),
         ("```python\na\n```\nbetter:\n```python\nb", None),
@@ -188,10 +195,10 @@ except BadConfiguration as error:
 """
 
 
-def ready_elsewhere(folder: Path) -> str:
+def ready_elsewhere(folder: Path, program: str = WITHOUT) -> str:
     """What `ready` says where that folder is all of PATH, and the package is not installed."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT],
+        [sys.executable, "-c", program],
         env={**os.environ, "PATH": str(folder)},
         capture_output=True,
         text=True,
@@ -219,6 +226,27 @@ def test_a_bubblewrap_that_may_not_work_refuses_with_its_own_words(tmp_path: Pat
 
     assert "does not work on this machine" in said
     assert "No permissions to create a namespace" in said
+
+
+AGAIN = """
+from broker.errors import BadConfiguration
+from workers.verifiers.code import Code
+try:
+    Code().ready()
+except BadConfiguration:
+    Code().ready()
+    print("ready")
+"""
+
+
+def test_a_sandbox_that_failed_once_is_tried_again(tmp_path: Path):
+    real, mark = bwrap.find(), tmp_path / "mark"
+    (tmp_path / "bwrap").write_text(
+        f'#!/bin/sh\n[ -e {mark} ] && exec {real} "$@"\n: > {mark}\nexit 1\n'
+    )
+    (tmp_path / "bwrap").chmod(0o755)
+
+    assert ready_elsewhere(tmp_path, AGAIN) == "ready\n"
 
 
 def test_a_processor_without_a_filter_is_refused():

@@ -1,6 +1,8 @@
 """Grading a file: one row per line, in order; a wrong answer is a 0, an unreadable line an error."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from broker.errors import BadConfiguration
 from tests.verifier_data import rows
 from workers.verifiers.grade import grade_file
+from workers.verifiers.regrade import KINDS, OTHER, Flip, Flips
+from workers.verifiers.together import together
 
 
 def graded(path: Path, *lines: object, verifier: str = "math") -> list[dict[str, object]]:
@@ -73,6 +77,37 @@ def test_a_line_carries_what_its_own_verifier_needs(tmp_path: Path):
 def test_a_line_that_cannot_be_read_is_named_by_number(tmp_path: Path, line: object, reason: str):
     with pytest.raises(BadConfiguration, match=reason):
         graded(tmp_path, {"gold": "1", "response": "1"}, line)
+
+
+def test_of_many_kinds_of_flips_the_later_ones_are_counted_together():
+    flips = Flips()
+    flip = Flip("g", 0, "1", "text", "0", "1", None, None, "")
+
+    for number in range(1000):
+        flips.add(replace(flip, after=f"{number}"))
+
+    assert sum(flips.kinds.values()) == 1000
+    assert flips.kinds[OTHER] == 1000 - KINDS
+    assert len(flips.examples) == KINDS + 1
+
+
+async def test_when_one_of_many_fails_the_others_end_before_it_is_told():
+    ended: list[int] = []
+
+    async def wait(number: int) -> int:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+        return number
+
+    async def fail() -> int:
+        await asyncio.sleep(0)
+        raise BadConfiguration("no")
+
+    with pytest.raises(BadConfiguration, match=r"^no$"):
+        await together([wait(1), fail(), wait(2)])
+    assert sorted(ended) == [1, 2]
 
 
 def test_a_missing_file_and_an_unknown_verifier_are_refused(tmp_path: Path):

@@ -75,3 +75,6 @@ def test_a_solution_may_be_a_list_beside_the_items_names(target: str):
     assert KnightsKnaves().grade("Bob is a knight, Ann is a knave", target, item).score == 0.0
     with pytest.raises(Ungradable, match="names None: expected a list of 2"):
         KnightsKnaves().check(target, {})
+    for names in (["Ann", "ann"], ["Ann", 1], [["Ann"], "Bob"]):
+        with pytest.raises(Ungradable, match="expected texts that differ"):
+            KnightsKnaves().check(target, {"names": names})

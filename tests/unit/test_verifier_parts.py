@@ -111,6 +111,16 @@ def test_a_weighted_sum_states_its_components():
     assert (finding.extracted, finding.answer_key) == ("7", "7")
 
 
+def test_shares_of_an_answer_that_is_right_in_all_parts_make_exactly_1():
+    lenient = {"name": "format", "mode": "lenient"}
+    weights = {"math": 0.7, "format": 0.2}
+    parts = [{"verifier": name, "weight": weight} for name, weight in weights.items()]
+    verifier = composed(parts=[*parts, {"verifier": lenient, "weight": 0.1}])
+
+    assert 0.7 + 0.2 + 0.1 < 1.0
+    assert verifier.grade(RIGHT_AND_FORMED, "7", {}).score == 1.0
+
+
 def test_a_gate_multiplies():
     half = {"verifier": {"name": "format", "mode": "lenient"}, "gate": True}
     verifier = composed(parts=[{"verifier": "math"}, half])

@@ -88,7 +88,7 @@ def stated(sample: Sample, solution: str | None) -> str | None:
 def cases(samples: Sequence[tuple[Sample, str | None]]) -> tuple[list[Case], int]:
     """(right and wrong responses, how many items give none). samples: with their worked solutions.
 
-    A wrong response to an item is the gold of the next item that has another.
+    A wrong response to an item is the gold of the next item that has another; it follows the right one.
     """
     known = [(sample, stated(sample, solution)) for sample, solution in samples]
     found: list[Case] = []
@@ -135,8 +135,14 @@ async def calibrate(
     for samples in (train, held_out):
         found, unknown = cases(samples)
         result.unknown += unknown
+        gold_key = None
         for case in found:
             finding = await _judged(pool, case, case.sample.verifier)
+            if case.right:
+                gold_key = finding.answer_key
+            elif gold_key is not None and finding.answer_key == gold_key:
+                # Another spelling of the same answer, which is no wrong one.
+                continue
             _count(result, case, finding)
             for other in specs:
                 if other != case.sample.verifier:

@@ -22,20 +22,23 @@ from workers.verifiers.protocol import (
     Verifier,
     judged,
     no_answer,
+    shares_sum,
     ungradable,
     verifier_error,
 )
 from workers.verifiers.sandbox.limits import START_S, Limits
 from workers.verifiers.sandbox.process import Program, SandboxBroken, Starved, Stopped
 
-SOURCE_BYTES = 100_000
+SOURCE_CHARS = 100_000
+EACH_START_S = 0.2
+"""For one sandbox of many to come up on a busy machine: whole programs have one for each test."""
 _ADD = '[{"expr": "add(2, 3)", "expected": 5}]'
 
 
 class Code(Verifier):
     """Programs in Python, without packages, processes, threads or network. Tests: the item's `tests`."""
 
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     canaries: ClassVar = (
         Canary("```python\ndef add(a, b):\n    return a + b\n```", _ADD, 1.0),
         Canary("```python\nimport os\nos._exit(0)\n```", _ADD, 0.0),
@@ -63,12 +66,14 @@ class Code(Verifier):
         return self
 
     def ready(self) -> None:
-        problem = _sandbox_problem()
-        if problem:
-            raise BadConfiguration(problem)
+        _try_sandbox()
+
+    def program_bytes(self) -> int:
+        return self.memory_bytes
 
     def alone_s(self) -> float:
-        return self.total_seconds + self.seconds + 2 * START_S
+        starts_s = 2 * START_S + EACH_START_S * codetests.MAX_TESTS
+        return self.total_seconds + self.seconds + starts_s
 
     def check(self, target: str | None, item: Json) -> None:
         if target is not None or "tests" in item:
@@ -85,9 +90,9 @@ class Code(Verifier):
         if target is None and "tests" not in item:
             return ungradable("no tests", source, key)
         tests = codetests.read(item, target, self.entry)
-        if len(source) > SOURCE_BYTES:
+        if len(source) > SOURCE_CHARS:
             return judged(
-                False, source, key, f"{len(source)} characters; the limit is {SOURCE_BYTES}"
+                False, source, key, f"{len(source)} characters; the limit is {SOURCE_CHARS}"
             )
         try:
             report = Run(
@@ -118,19 +123,21 @@ class Code(Verifier):
             score = passed
         else:
             syntax, types, values = self.stages
-            score = min(syntax * loaded + types * typed + values * passed, 1.0)
+            score = shares_sum((syntax * loaded, types * typed, values * passed))
         components = {"loaded": loaded, "typed": typed, "passed": passed}
         return Finding("ok", score, source, key, report.reason, components)
 
 
 @lru_cache(maxsize=1)
-def _sandbox_problem() -> str:
-    """Why no sandbox can be made here; empty when one can. Many machines forbid it to all but root."""
+def _try_sandbox() -> None:
+    """BadConfiguration when no sandbox can be made here: many machines forbid it to all but root.
+
+    Only success is remembered: a machine that was too busy may not be so again.
+    """
     try:
         with Program("", "program", Code().limits()) as program:
             program.compiled()
-    except BadConfiguration as error:
-        return str(error)
     except (SandboxBroken, Stopped, Starved) as error:
-        return f"verifier code: bubblewrap does not work on this machine: {error}"
-    return ""
+        raise BadConfiguration(
+            f"verifier code: bubblewrap does not work on this machine: {error}"
+        ) from error

@@ -3,7 +3,10 @@
 import hashlib
 import re
 
-_FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([A-Za-z0-9+#._-]*)[ \t]*")
+_FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+"""Its second group is the language; what may follow it (a title, a file's name) says nothing."""
+# Other characters that end a line for str.splitlines may stand within a program's strings.
+_LINE_END = re.compile(r"\r?\n")
 _PYTHON = frozenset({"python", "py", "python3"})
 
 
@@ -16,7 +19,7 @@ def last_block(response: str) -> tuple[str | None, str]:
     found: dict[bool, str] = {}
     opened: tuple[str, str] | None = None
     lines: list[str] = []
-    for line in response.splitlines():
+    for line in _LINE_END.split(response):
         fence = _FENCE.fullmatch(line.rstrip())
         if opened is None:
             if fence:
@@ -36,5 +39,5 @@ def last_block(response: str) -> tuple[str | None, str]:
 
 def key(source: str) -> str:
     """Equal for programs that differ in empty lines and space at line ends only."""
-    lines = [line.rstrip() for line in source.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in _LINE_END.split(source) if line.strip()]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()[:32]

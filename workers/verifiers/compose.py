@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from broker.messages import Json
 from broker.settings import Settings
 from workers.verifiers import registry
-from workers.verifiers.protocol import Finding, Verifier
+from workers.verifiers.protocol import Finding, Verifier, shares_sum
 
 
 class Part(Settings):
@@ -28,7 +28,7 @@ class Part(Settings):
 class Compose(Verifier):
     """Score = product of the gates' scores x weighted sum of the others'. Weights sum to 1."""
 
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
 
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
@@ -50,6 +50,13 @@ class Compose(Verifier):
         for part in self.parts:
             registry.build(part.verifier).ready()
 
+    def prepare(self) -> None:
+        for part in self.parts:
+            registry.build(part.verifier).prepare()
+
+    def program_bytes(self) -> int:
+        return max(registry.build(part.verifier).program_bytes() for part in self.parts)
+
     def alone_s(self) -> float:
         return sum(registry.build(part.verifier).alone_s() for part in self.parts)
 
@@ -68,7 +75,8 @@ class Compose(Verifier):
         extracted = answer.extracted if answer else None
         answer_key = answer.answer_key if answer else None
         components: dict[str, float] = {}
-        total, gate = 0.0, 1.0
+        paid: list[float] = []
+        gate = 1.0
         equal = 1.0 / sum(not part.gate for part in self.parts)
         for name, part, finding in zip(self._names(), self.parts, findings, strict=True):
             if finding.score is None:
@@ -81,12 +89,12 @@ class Compose(Verifier):
             if part.gate:
                 gate *= finding.score
             else:
-                total += finding.score * (equal if part.weight is None else part.weight)
+                paid.append(finding.score * (equal if part.weight is None else part.weight))
         detail = "; ".join(
             f"{n}: {f.detail}" for n, f in zip(components, findings, strict=True) if f.detail
         )
-        # Rounding of a sum of shares may end a hair above 1.
-        return Finding("ok", min(gate * total, 1.0), extracted, answer_key, detail, components)
+        score = gate * shares_sum(paid)
+        return Finding("ok", score, extracted, answer_key, detail, components)
 
     def same(self, left: str, right: str, item: Json) -> bool | None:
         """By the first part that knows an equivalence."""

@@ -20,6 +20,7 @@ from workers.verifiers.pool import Pool
 from workers.verifiers.protocol import Finding
 from workers.verifiers.registry import Specification
 from workers.verifiers.settings import VerifierSettings
+from workers.verifiers.together import together
 
 AT_ONCE = 64
 
@@ -61,7 +62,7 @@ def grade_file(
 
 
 async def _graded(pool: Pool, batch: list[Line]) -> list[dict[str, object]]:
-    return list(await asyncio.gather(*(_one(pool, line) for line in batch)))
+    return await together(_one(pool, line) for line in batch)
 
 
 async def _one(pool: Pool, line: Line) -> dict[str, object]:

@@ -105,6 +105,10 @@ def _table(stated: object, item: Json) -> object:
         raise Ungradable(
             f"names {names!r:.60}: expected a list of {len(stated)}, one for each role"
         )
+    if not all(isinstance(name, str) for name in names) or len({*map(str.lower, names)}) < len(
+        names
+    ):
+        raise Ungradable(f"names {names!r:.60}: expected texts that differ")
     words = {True: TRUTHFUL, False: LYING}
     return dict(
         zip(names, (words.get(r, r) if isinstance(r, bool) else r for r in stated), strict=True)

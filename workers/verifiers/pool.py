@@ -26,6 +26,7 @@ from workers.verifiers.calls import Call, Graded, death, not_the_answer, take
 from workers.verifiers.classes import Answer, by_key
 from workers.verifiers.nursery import Grader, Nursery
 from workers.verifiers.protocol import Finding, judged, verifier_error
+from workers.verifiers.together import together
 
 BUILD_S = 60.0
 """Limit for importing and building a verifier of the user's own, and for judging its canaries."""
@@ -33,7 +34,7 @@ PATIENCE_S = 1.0
 CROWDED_PATIENCE_S = 0.1
 """How long one answer may take in the quick lane; the second while others wait for it."""
 BUSY_SHARE = 0.5
-"""Of the deadline, spent computing: then the answer was slow. Less: the machine was."""
+"""Of the limit, spent computing: then the answer was slow. Less: the machine was."""
 STRETCH = 20
 SLICE_S = 0.1
 TRIES = 2
@@ -44,8 +45,9 @@ CALLS_PER_GRADER = 2_000
 class Hung(Exception):
     """No word from a grader within its limit."""
 
-    def __init__(self, used_s: float = 0.0) -> None:
-        super().__init__(used_s)
+    def __init__(self, limit_s: float, used_s: float = 0.0) -> None:
+        super().__init__(limit_s, used_s)
+        self.limit_s = limit_s
         self.used_s = used_s
         """Processor time it used meanwhile."""
 
@@ -109,7 +111,7 @@ class Pool:
         if graded.broken:
             return graded
         missing = [pair for pair in todo if pair[0] not in graded.findings]
-        await asyncio.gather(*(self._by_itself(base, graded, *pair) for pair in missing))
+        await together(self._by_itself(base, graded, *pair) for pair in missing)
         if missing or not call.done:
             await self._classify(base, graded)
         return graded
@@ -157,8 +159,8 @@ class Pool:
                     await self._converse(grader, call, quick=False)
                     return
                 except Hung as late:
-                    busy = self._was_busy(late.used_s)
-                    fault = (self._slow if busy else self._late)(call.stage, late.used_s)
+                    busy = _was_busy(late.used_s, late.limit_s)
+                    fault = (_slow if busy else _late)(call.stage, late)
                 except Died:
                     busy = False
                     fault = death(await self._nursery.end(grader), call.stage, self._memory_bytes)
@@ -201,7 +203,7 @@ class Pool:
                 limit = BUILD_S if call.stage == "build" else judging
                 take(await self._word(grader, limit, quick and call.stage != "build"), call)
         except TimeoutError as error:
-            raise Hung from error
+            raise Hung(self._deadline_s) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Died from error
 
@@ -213,7 +215,7 @@ class Pool:
             while not (await asyncio.wait({reading}, timeout=min(SLICE_S, limit_s)))[0]:
                 waited, used = time.monotonic() - started, grader.cpu_s() - grader.told_cpu_s
                 if self._expired(grader, waited, used, limit_s, quick):
-                    raise Hung(used)
+                    raise Hung(limit_s, used)
             frame = reading.result()
             grader.told_cpu_s = cast(float, frame["cpu_s"])
             return frame
@@ -228,18 +230,21 @@ class Pool:
             return waited_s > min(limit_s, CROWDED_PATIENCE_S if self._waiting else PATIENCE_S)
         if waited_s < limit_s:
             return False
-        starved = grader.wants_processor() and not self._was_busy(used_s)
+        starved = grader.wants_processor() and not _was_busy(used_s, limit_s)
         return not starved or waited_s >= STRETCH * limit_s
 
-    def _was_busy(self, used_s: float) -> bool:
-        return used_s >= BUSY_SHARE * self._deadline_s
 
-    def _slow(self, stage: str, used_s: float) -> Finding:
-        reason = f"exceeded {self._deadline_s:g} s ({used_s:.2f} s of processor time)"
-        if stage == "answers":
-            return judged(False, None, None, reason)
-        return not_the_answer(stage, reason)
+def _was_busy(used_s: float, limit_s: float) -> bool:
+    return used_s >= BUSY_SHARE * limit_s
 
-    def _late(self, stage: str, used_s: float) -> Finding:
-        detail = f"{stage}: {used_s:.2f} s of processor time within {self._deadline_s:g} s"
-        return Finding("timeout", None, detail=detail)
+
+def _slow(stage: str, late: Hung) -> Finding:
+    reason = f"exceeded {late.limit_s:g} s ({late.used_s:.2f} s of processor time)"
+    if stage == "answers":
+        return judged(False, None, None, reason)
+    return not_the_answer(stage, reason)
+
+
+def _late(stage: str, late: Hung) -> Finding:
+    detail = f"{stage}: {late.used_s:.2f} s of processor time within {late.limit_s:g} s"
+    return Finding("timeout", None, detail=detail)

@@ -6,7 +6,7 @@ be slow, hang or crash without harm to anybody but its own answer.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, cast, get_args
 
@@ -60,6 +60,13 @@ class Verifier(Settings):
     def ready(self) -> None:
         """Raise BadConfiguration when something that it needs is not installed."""
 
+    def prepare(self) -> None:
+        """Import what grading needs, beyond any answer's limits. In each grader that is to judge."""
+
+    def program_bytes(self) -> int:
+        """Address space that it gives to programs of its own; a grader cannot give more than it has."""
+        return 0
+
     def alone_s(self) -> float:
         """Seconds that one answer may take by the verifier's own limits; then each is judged by itself.
 
@@ -95,6 +102,11 @@ def judged(
 ) -> Finding:
     """A graded answer."""
     return Finding("ok", float(right), extracted, answer_key, detail)
+
+
+def shares_sum(paid: Iterable[float]) -> float:
+    """A sum of shares, of which all make exactly 1: what floats leave over or short is no loss of score."""
+    return min(round(math.fsum(paid), 12), 1.0)
 
 
 def no_answer(detail: str) -> Finding:

@@ -64,6 +64,9 @@ class ReasoningGym(Verifier):
     def ready(self) -> None:
         _library()
 
+    def prepare(self) -> None:
+        _library()
+
     def check(self, target: str | None, item: Json) -> None:
         _entry(*_named(item))
 

@@ -106,6 +106,16 @@ def users_code(method: str) -> Iterator[None]:
         raise BadConfiguration(f"{method}() raised {type(error).__name__}: {error}") from error
 
 
+def refuse_large(verifier: Verifier, memory_bytes: int) -> None:
+    """BadConfiguration when a grader with that much memory could not start its programs."""
+    wanted = verifier.program_bytes()
+    if wanted > memory_bytes:
+        raise BadConfiguration(
+            f"verifier: memory_bytes {wanted}: expected at most that of a grader, "
+            f"verifier.memory_bytes = {memory_bytes}"
+        )
+
+
 def identity(spec: Specification) -> tuple[str, str]:
     """(name, version) of a verifier as a verdict states them; a file's version includes its digest."""
     name = str(normalised(spec)["name"])

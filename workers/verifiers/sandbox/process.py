@@ -111,6 +111,8 @@ class Program:
             ) from stopped
         self._reaper = json.loads(self._pipes.outputs["info"].said)["child-pid"]
         self._pid = watch.program_of(self._reaper)
+        # What it has waited before is no part of its own time, and must not be taken off it.
+        self._queued_s = watch.queued_s(self._pid)
         return self._problem("compiled")
 
     def loaded(self) -> str:
@@ -141,8 +143,10 @@ class Program:
         return bytes(self._pipes.outputs["output"].said).decode("utf-8", "replace")
 
     def kill(self) -> None:
-        """End every process of the sandbox, and wait until it is gone. Nothing more is read."""
-        # The sandbox's first process dies with the one that we started, and all others with that.
+        """End the sandbox; nothing more is read. Waits for the process that we started.
+
+        The sandbox's first process dies with that one, and all others with it, a moment later.
+        """
         self._process.kill()
         self._pipes.close()
         self._process.wait(timeout=REAP_S)

@@ -127,48 +127,6 @@ async def test_a_learner_that_dies_after_every_event_ends_with_the_same_weights(
     assert written(found) == written(expected)
 
 
-async def test_the_frozen_reference_survives_a_crash_and_the_retention_of_checkpoints(tmp_path):
-    changes = {
-        "kl": {"name": "k3", "coefficient": 0.5},
-        "updates_per_step": 2,
-        "checkpoint_every": 1,
-        "keep_checkpoints": 1,
-    }
-    undisturbed = await Run(tmp_path / "a", await a_server(windows()), **changes).to_the_end()
-    server = await a_server(windows())
-    with pytest.raises(Crash):
-        await Run(tmp_path / "b", server, **changes).live(
-            DyingBus(server, "r", kind="step_planned", count=4, after=True)
-        )
-
-    found = await Run(tmp_path / "b", server, **changes).to_the_end()
-
-    assert outcome(found) == outcome(undisturbed)
-    kept = sorted(path.name[:13] for path in (tmp_path / "b" / "checkpoints").iterdir())
-    assert kept == ["step-00000000", "step-00000004"]
-    metrics = of_kind(found, StepCommitted)[-1].metrics
-    assert metrics["reference_kl"] > 0
-    assert metrics["updates"] == 2
-
-
-async def test_without_the_weights_that_kl_compares_with_the_learner_halts_and_publishes_nothing(
-    tmp_path,
-):
-    changes = {"kl": {"name": "k3", "coefficient": 0.5}}
-    server = await a_server(windows())
-    with pytest.raises(Crash):
-        await Run(tmp_path, server, **changes).live(
-            DyingBus(server, "r", kind="step_planned", count=3, after=True)
-        )
-    before = await events(server)
-    (tmp_path / "checkpoints/step-00000000-v00000000/model.safetensors").write_bytes(b"x")
-
-    with pytest.raises(redo.LogIncomplete, match=r"learner\.kl .* version 0: .*sha256"):
-        await Run(tmp_path, server, **changes).live()
-
-    assert await events(server) == before
-
-
 async def test_a_redo_that_comes_out_differently_halts_and_says_where(tmp_path):
     server = await a_server(windows())
     with pytest.raises(Crash):

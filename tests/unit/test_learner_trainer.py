@@ -84,22 +84,6 @@ def test_without_signal_neither_weights_nor_optimizer_move(tmp_path):
     assert trainer.state() == before
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_where_corrections_leave_nothing_neither_weights_nor_optimizer_move(tmp_path, updates):
-    trainer = a_trainer(tmp_path)
-    trainer.step(ragged_rows(1))
-    before = trainer.state()
-    nothing = {"corrections": [{"name": "sequence_mask", "low": 1e6, "high": 2e6}]}
-    masking = a_trainer(tmp_path, updates_per_step=updates, **nothing)
-    masking.restore(*before, trainer.rng())
-
-    taken = masking.step(ragged_rows(2))
-
-    assert taken.skipped == "no_signal"
-    assert (taken.metrics["grad_norm"], taken.metrics["updates"]) == (0.0, 0)
-    assert masking.state() == before
-
-
 def test_rows_without_advantage_count_in_the_denominator_and_nowhere_else(tmp_path):
     rows = [a_row(5, advantage=1.0), a_row(7, advantage=0.0)]
     alone = a_trainer(tmp_path).step(rows[:1]).metrics["loss"]

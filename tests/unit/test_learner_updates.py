@@ -151,3 +151,19 @@ def test_tokens_that_a_correction_leaves_out_are_counted(tmp_path):
     row = replace(row, rollout_logprobs_T=own.numpy() - np.log(ratios))
 
     assert trainer.step([row]).metrics["corrected_fraction"] == 0.5
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_where_corrections_leave_nothing_neither_weights_nor_optimizer_move(tmp_path, updates):
+    trainer = a_trainer(tmp_path)
+    trainer.step(ragged_rows(1))
+    before = trainer.state()
+    nothing = {"corrections": [{"name": "sequence_mask", "low": 1e6, "high": 2e6}]}
+    masking = a_trainer(tmp_path, updates_per_step=updates, **nothing)
+    masking.restore(*before, trainer.rng())
+
+    taken = masking.step(ragged_rows(2))
+
+    assert taken.skipped == "no_signal"
+    assert (taken.metrics["grad_norm"], taken.metrics["updates"]) == (0.0, 0)
+    assert masking.state() == before

@@ -56,7 +56,8 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
     try:
         verifier = registry.build(spec)
         registry.refuse_large(verifier, resource.getrlimit(resource.RLIMIT_AS)[0])
-        verifier.prepare()
+        with registry.users_code("prepare"):
+            verifier.prepare()
         if call.get("quick"):
             # Every group begins there; what is judged alone afterwards need not be asked again.
             with registry.users_code("ready"):

@@ -72,7 +72,7 @@ def test_the_items_options_say_which_letters_there_are():
     ["<answer>" * 120_000, "answer: " * 120_000, r"\boxed{" + "(" * 900_000, "pick " * 200_000],
 )
 def test_a_response_of_a_megabyte_is_searched_in_bounded_time(response: str):
-    started = time.monotonic()
+    started = time.process_time()
 
     assert Choice().grade(response, "A", {}).score == 0.0
-    assert time.monotonic() - started < 3.0
+    assert time.process_time() - started < 3.0

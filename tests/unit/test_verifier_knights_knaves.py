@@ -60,11 +60,11 @@ def test_a_target_that_is_no_solution_is_ungradable(target: str):
 
 @pytest.mark.parametrize("noise", ["aand" * 500, "a, " * 2000, "A and " * 2000, "is a " * 2000])
 def test_noise_is_read_in_bounded_time(noise: str):
-    started = time.monotonic()
+    started = time.process_time()
 
     KnightsKnaves().grade(f"Answer: {noise}", GOLD, {})
 
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize("target", ['["knight", "knave"]', "[true, false]"])

@@ -253,12 +253,12 @@ HOSTILE = [
 @pytest.mark.parametrize("gold", ["7", r"\sqrt{2}", "x^2", "1, 2", "(1,2)"])
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:20])
 def test_a_hostile_answer_scores_zero_in_bounded_time(gold: str, answer: str):
-    started = time.monotonic()
+    started = time.process_time()
 
     finding = Math().grade(f"\\boxed{{{answer}}}", gold, {})
 
     assert finding.score == 0.0
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(
@@ -270,11 +270,11 @@ def test_a_hostile_answer_scores_zero_in_bounded_time(gold: str, answer: str):
     ids=range(11),
 )  # fmt: skip
 def test_a_response_of_a_megabyte_is_searched_in_bounded_time(response: str):
-    started = time.monotonic()
+    started = time.process_time()
 
     Math().grade(response, "8", {})
 
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_importing_the_worker_and_the_verifier_loads_no_symbolic_library():

@@ -85,11 +85,11 @@ def test_padding_with_true_equations_beyond_the_cap_does_not_pay():
     "noise", ["1 " * 10_000, "=1" * 10_000, "9^" * 10_000 + "=1", "(" * 20_000]
 )
 def test_noise_in_steps_is_read_in_bounded_time(noise: str):
-    started = time.monotonic()
+    started = time.process_time()
 
     Steps().grade(noise, None, {})
 
-    assert time.monotonic() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 def composed(**changes: object) -> Compose:

@@ -38,7 +38,7 @@ NOISY = (1.0, 0.0, 0.0, 1.0, 0.0)
 EVERY_ADVANTAGE = [
     "grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp", "batch_std", "process_outcome", "dbb",
     {"name": "pgbc", "rho0": 0.1, "rho1": 0.2}, {"name": "pgfc", "rho0": 0.1, "rho1": 0.2},
-    "noise_control",
+    "noise_control", {"name": "pgbc_appeals", "share": 0.5}, {"name": "pgfc_appeals", "share": 0.5},
 ]  # fmt: skip
 
 

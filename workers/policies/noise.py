@@ -29,7 +29,7 @@ def forward(rewards: np.ndarray, rho1: float) -> np.ndarray:
     return rewards - (1 - rho1)
 
 
-def appeals_rate(flipped: int, share: float, positives: int) -> float:
+def appeals_rate(flipped: float, share: float, positives: float) -> float:
     """rho1 from a second verifier's look at a share of the negatives, `flipped` of which were right."""
     missed = flipped / share
     return (missed + 1e-5) / (missed + positives + 2e-5)

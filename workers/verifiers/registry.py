@@ -22,6 +22,7 @@ from broker.messages import Json
 from workers.verifiers.protocol import Verifier
 
 BUILTIN: Mapping[str, str] = {
+    "appeals": "workers.verifiers.appeals:Appeals",
     "bleu": "workers.verifiers.bleu:Bleu",
     "choice": "workers.verifiers.choice:Choice",
     "code": "workers.verifiers.code:Code",

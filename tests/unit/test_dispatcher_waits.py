@@ -35,7 +35,7 @@ async def test_a_log_that_stays_full_does_not_keep_a_run_for_ever(
     monkeypatch.setattr(janitor, "INTERVAL_S", 0.05)
     monkeypatch.setattr(worker, "IDLE_LIMIT_S", 0.2)
     monkeypatch.setattr(waits, "FULL_LIMIT_S", 0.8)
-    run = a_run(groups_per_step=4, pace=2)
+    run = a_run(groups_per_step=4, pace=2, drain_wait_s=0.1)
     # Full of what its readers have not told to have read, but whoever has a small message has room.
     world = a_world(run, MemoryServer(log_bytes=400_000), script=lambda request: "silence")
     await world.begin()

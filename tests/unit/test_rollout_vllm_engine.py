@@ -136,6 +136,28 @@ async def test_closing_does_not_wait_for_an_update_that_hangs(tmp_path: Path):
         assert starts.made[0].calls[-1] == "shutdown"
 
 
+async def test_closing_is_told_to_groups_at_work_and_to_those_that_waited_for_room(tmp_path: Path):
+    starts = Starts()
+    async with an_engine(tmp_path, starts, max_rows=2) as (engine, weights):
+        await engine.load(weights, 0)
+        working = [
+            asyncio.create_task(engine.generate([a_job(seeds=(1, 2), name=f"g{n}")]))
+            for n in range(3)
+        ]
+        await until(lambda: len(starts.made[0].salts) == 2)
+
+        async with asyncio.timeout(5):
+            await engine.close()
+            outcomes = await asyncio.gather(*working, return_exceptions=True)
+
+        assert [str(one) for one in outcomes] == [
+            "g0: the engine was closed",
+            "the engine was closed",
+            "the engine was closed",
+        ]
+        assert len(starts.made[0].salts) == 2
+
+
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_closing_during_a_start_ends_nothing_while_the_process_lives(tmp_path: Path):
     """The reaper would end all below the process; this one may have other children."""

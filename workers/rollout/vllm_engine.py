@@ -101,6 +101,7 @@ class VllmEngine:
         if reason := refusal(job, self._limits):
             return Refused(reason)
         async with self._room.of(len(job.seeds)) as leave:
+            self._check_open()
             live = self._live
             if live is None:
                 raise EngineError(f"{job.name}: the engine ended while the group waited")

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from broker.errors import BadConfiguration
-from ops import roles, settings, toml
+from ops import kept, roles, settings
 from ops.closing import summary_text
 from ops.local import Supervisor
 from ops.paths import RunPaths, find_run, lock_run
@@ -66,8 +66,7 @@ def launch(
     paths.make()
     lock = lock_run(paths)
     try:
-        paths.config.touch(mode=0o600)  # it may hold a password
-        paths.config.write_text(toml.dumps(_recorded(configuration)))
+        kept.write(configuration, paths)
         roles.prepare_model(configuration, paths)
         _log_to(paths.logs / "supervisor.log")
         return asyncio.run(_supervise(configuration, paths, resume=resume))
@@ -91,16 +90,6 @@ def say_complete(summary: dict[str, Any], paths: RunPaths) -> int:
     failed = [name for name, holds in summary["proofs"].items() if not holds]
     print(f"  proofs: {f'FAIL {failed}' if failed else 'all hold'}; report: {paths.report}")
     return INCOMPLETE if failed else FINISHED
-
-
-def _recorded(configuration: Configuration) -> dict[str, Any]:
-    """The configuration as kept with the run; what came from the environment stays there."""
-    tree = configuration.model_dump(mode="json", exclude_none=True)
-    for assignment in settings.from_environment(os.environ):
-        table, _, key = assignment.partition("=")[0].partition(".")
-        if table in ("nats", "store"):
-            tree[table].pop(key, None)
-    return tree
 
 
 def _log_to(path: Path) -> None:

@@ -38,6 +38,11 @@ class RunPaths:
         return self.root / CONFIG
 
     @property
+    def lock(self) -> Path:
+        """Held by the `sluice run` that is at it; where only workers were there is none."""
+        return self.root / "lock"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -98,7 +103,7 @@ def write_json(path: Path, tree: Any) -> None:
 
 def lock_run(paths: RunPaths) -> int:
     """Held while this process lives: one supervisor a run."""
-    descriptor = os.open(paths.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

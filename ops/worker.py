@@ -27,7 +27,7 @@ from broker.messages import Event, RunStarted
 from broker.settings import NatsSettings
 from broker.telemetry import Health, configure_logging, loop_lag_seconds, serve_http
 from broker.topology import Log, kind_subjects
-from ops import roles, settings
+from ops import kept, roles, settings
 from ops.failures import first_of
 from ops.paths import RunPaths
 from ops.preflight import refuse_impossible, refuse_unknown_verifiers, snapshot_every
@@ -154,6 +154,7 @@ async def _work(
         started = await bus.last(Log.LEDGER, kind_subjects(bus.run, RunStarted.KIND))
         if started is not None:
             check_same_run(started.event(), configuration)
+        kept.write_if_new(configuration, paths)
         post = roles.Post(configuration, paths, bus, health, stop, resume)
         await _until_done([_take_part(name, start, post) for name, start in starts.items()])
     finally:

@@ -71,7 +71,12 @@ def _row(paths: "RunPaths") -> dict[str, Any]:
     except FileNotFoundError:
         summary = {}
     known = {key: summary.get(key) for key in ("steps", "eval_first", "eval_last", "wall_s")}
-    status = "running" if supervisor_alive(paths) else summary.get("status", "interrupted")
+    if not paths.lock.exists():
+        status = "begun by workers"
+    elif supervisor_alive(paths):
+        status = "running"
+    else:
+        status = summary.get("status", "interrupted")
     return {"run_id": paths.run_id, "status": status, **known}
 
 

@@ -1,5 +1,6 @@
 """Deleting a run takes what the broker and the disk hold of it, and nothing of anybody else."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -60,6 +61,24 @@ def test_a_deleted_run_is_gone_from_broker_and_disk_and_the_others_stay(
     assert len(streams(kept)) == before
     assert kept.with_bus(lambda bus: bus.list_objects("")) == ["weights/1"]
     assert "no run" in gone.sluice("runs", "--delete", gone.run, code=2).stderr
+
+
+def test_a_run_that_workers_began_is_known_where_they_were_started(
+    start_run: Callable[..., Cluster],
+):
+    run = start_run("apart")
+    run.start("verifier")
+    deadline = time.monotonic() + START_LIMIT_S
+    while not (run.run_dir / "config.toml").exists():
+        assert time.monotonic() < deadline, run.log("verifier")
+        time.sleep(0.2)
+
+    (listed,) = json.loads(run.sluice("runs", "--json").stdout)
+    status = json.loads(run.sluice("status", run.run, "--json").stdout)
+
+    assert (listed["run_id"], listed["status"]) == (run.run, "begun by workers")
+    assert [process["role"] for process in status["processes"]] == ["verifier"]
+    assert "postgresql://" not in (run.run_dir / "config.toml").read_text()
 
 
 def test_a_run_at_work_is_not_deleted(start_run: Callable[..., Cluster]):

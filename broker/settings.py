@@ -8,9 +8,9 @@ from broker.messages import Token
 
 
 class Settings(BaseModel):
-    """Base of all tables of the configuration: unknown keys are refused."""
+    """Base of all tables of the configuration: unknown keys are refused, and numbers that are none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSettings(Settings):
@@ -19,7 +19,7 @@ class RunSettings(Settings):
     id: Token = ""
     """Names the run's streams; `sluice run` makes one from name and time when empty."""
     name: Token = "run"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     steps: Annotated[int, Field(ge=1)]
     groups_per_step: Annotated[int, Field(ge=1)]
     group_size: Annotated[int, Field(ge=1)]
@@ -62,7 +62,7 @@ class NatsSettings(Settings):
     """Of the embedded server; larger messages travel through the object store."""
     store_bytes: Annotated[int, Field(ge=16_777_216)] | None = None
     """Disk that the embedded server may use; None: 90 % of what is free when it starts."""
-    log_bytes: Annotated[int, Field(ge=1_048_576)] = 1024 * 1024 * 1024
+    log_bytes: Annotated[int, Field(ge=1_048_576, lt=2**63)] = 1024 * 1024 * 1024
     """Quota of each log of the run; publishers wait when one is full."""
     connect_wait_s: Annotated[float, Field(gt=0)] = 20.0
 

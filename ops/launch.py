@@ -1,7 +1,6 @@
 """From a configuration file to a finished run: the folder, the supervisor, what is said at the end."""
 
 import asyncio
-import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from broker.errors import BadConfiguration
 from ops import kept, roles, settings
 from ops.closing import summary_text
 from ops.local import Supervisor
-from ops.paths import RunPaths, find_run, lock_run
+from ops.paths import RunPaths, find_run, lock_run, read_summary
 from ops.preflight import refuse_unusable
 from ops.progress import make_display
 from ops.settings import Configuration
@@ -76,11 +75,9 @@ def launch(
 
 def complete(paths: RunPaths, steps: int) -> dict[str, Any] | None:
     """The summary of a run that has finished with so many steps; None while there is something to do."""
-    try:
-        summary = json.loads(paths.summary.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return summary if summary["status"] == "finished" and summary["steps"] >= steps else None
+    summary = read_summary(paths)
+    done = summary.get("status") == "finished" and summary["steps"] >= steps
+    return summary if done else None
 
 
 def say_complete(summary: dict[str, Any], paths: RunPaths) -> int:

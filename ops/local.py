@@ -277,6 +277,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGTERM, self._interrupt_at_once)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is closed
+            loop.add_signal_handler(signal.SIGHUP, self._interrupt_at_once)
 
     def _interrupt(self) -> None:
         self.interrupts += 1

@@ -101,6 +101,17 @@ def write_json(path: Path, tree: Any) -> None:
     os.replace(file.name, path)
 
 
+def read_summary(paths: RunPaths) -> dict[str, Any]:
+    """summary.json; empty where there is none yet, and a status that says so where it is no summary."""
+    try:
+        found = json.loads(paths.summary.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {"status": "with an unreadable summary.json"}
+
+
 def lock_run(paths: RunPaths) -> int:
     """Held while this process lives: one supervisor a run."""
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from broker.errors import BadConfiguration, Unreachable
@@ -22,6 +23,11 @@ def plain_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise BadConfiguration(f"store.url {without_password(url)!r}: expected postgresql://...")
+    try:
+        conninfo_to_dict(f"postgresql://{rest}")
+    except psycopg.ProgrammingError:
+        # Its text would show the password.
+        raise BadConfiguration("store.url: not a URL that Postgres understands") from None
     return f"postgresql://{rest}"
 
 

@@ -66,10 +66,9 @@ def runs(asked: argparse.Namespace) -> int:
 
 
 def _row(paths: "RunPaths") -> dict[str, Any]:
-    try:
-        summary = json.loads(paths.summary.read_text())
-    except FileNotFoundError:
-        summary = {}
+    from ops.paths import read_summary
+
+    summary = read_summary(paths)
     known = {key: summary.get(key) for key in ("steps", "eval_first", "eval_last", "wall_s")}
     if not paths.lock.exists():
         status = "begun by workers"

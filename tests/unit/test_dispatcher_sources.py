@@ -102,6 +102,7 @@ def test_the_version_is_the_digest_of_the_content(rows: Rows):
         ({"prompt": "p"}, "target is None"),
         ({"prompt": "p", "target": "  "}, "target is '  '"),
         ({"prompt": "p", "target": True}, "target is True"),
+        ('{"prompt": "p", "target": 1e999}', "target is inf"),
         ({"prompt": "", "target": "t"}, "prompt is ''"),
         ({"prompt": [{"role": "robot", "content": "p"}], "target": "t"}, "role"),
         ({"prompt": [{"role": "assistant", "content": "p"}], "target": "t"}, "end with a user"),

@@ -132,6 +132,49 @@ def test_the_starting_point_overwrites_nothing(tmp_path: Path):
     assert (tmp_path / "mine.py").read_text() == "my work"
 
 
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = started_folder(tmp_path / "mine")
+
+    assert cli.main(["run", str(config), "--runs", str(config)]) == 2
+    assert cli.main(["data", "import", str(tmp_path / "mine" / "rows.jsonl"), "--verifier", "exact",
+                     "--datasets", str(config)]) == 2  # fmt: skip
+
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert all(line.startswith(f"sluice: {config}") for line in told), told
+
+
+def test_runs_lists_the_others_beside_one_with_a_broken_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, summary in (("broken", "{half"), ("whole", '{"status": "finished", "steps": 3}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+        (tmp_path / name / "lock").touch()
+        (tmp_path / name / "summary.json").write_text(summary)
+
+    assert cli.main(["runs", "--runs", str(tmp_path)]) == 0
+
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "broken  with an unreadable summary.json  step -",
+        "whole  finished  step 3",
+    ]
+
+
+def test_an_address_that_cannot_be_read_is_refused_without_its_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLUICE_STORE__URL", "")  # the command leaves it set
+
+    assert cli.main(["sql", "SELECT 1", "--store", "postgresql://u:secret@[bad"]) == 2
+
+    said = capsys.readouterr().err
+    assert "store.url" in said
+    assert "secret" not in said
+
+
 def test_a_dry_run_shows_prompts_and_sizes_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

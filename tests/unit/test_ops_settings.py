@@ -186,6 +186,14 @@ def test_an_assignment_into_an_array_without_a_place_is_shown_with_one(tmp_path:
         settings.load(written(tmp_path), ("source.share=3",), {})
 
 
+@pytest.mark.parametrize(
+    "assignment", ["learner.learning_rate=inf", "source.0.share=nan", "run.seed=-1"]
+)
+def test_a_number_that_nothing_can_be_computed_with_is_refused(tmp_path: Path, assignment: str):
+    with pytest.raises(BadConfiguration, match="Input should be"):
+        settings.load(written(tmp_path), (assignment,), {})
+
+
 def test_a_verifier_may_be_a_name_alone(tmp_path: Path):
     named = settings.load(written(tmp_path), ("source.0.verifier='math'",), {})
     assert named.source[0].verifier == {"name": "math"}

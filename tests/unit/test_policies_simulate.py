@@ -111,6 +111,7 @@ def test_lines_of_a_window_are_one_batch_and_memory_goes_from_window_to_window()
         ("{", "line 1: (whole): Invalid JSON"),
         (a_line(tokens=[1]), "line 1: tokens: expected 2 values, as rewards has; got 1"),
         (a_line(tokens=[1, -1]), "line 1: tokens: expected none negative; got [1, -1]"),
+        (a_line(tokens=[1, 10**20]), "line 1: tokens.1: Input should be less than or equal to"),
         (a_line(logprobs=[[0.0] * 3, [0.0]]), "line 1: logprobs.1: expected 4 values"),
         (a_line(typo=1), "line 1: typo: no such field; expected some of group_id, domain"),
         (a_line() + "\n" + a_line(), "line 2: group_id 'g': expected each group once"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -142,7 +143,7 @@ def _refuse_duplicate(row: Mapping[str, object], line_no: int, seen: dict[str, i
 
 def _text(value: object, field: str) -> str:
     """Text, or a number as it would be written."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{field} is {value!r:.60}; expected text that is not empty")

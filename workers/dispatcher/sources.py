@@ -14,7 +14,7 @@ from workers.dispatcher import generators, jsonl, stored
 from workers.dispatcher.items import Item, ItemSet
 from workers.dispatcher.levels import LevelMix
 from workers.dispatcher.permutation import permute
-from workers.dispatcher.rendering import Renderer
+from workers.dispatcher.rendering import Rendered, Renderer
 from workers.dispatcher.settings import SourceSettings
 
 
@@ -142,8 +142,7 @@ def _passes(settings: SourceSettings) -> int | None:
 
 def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
     """The items whose prompts are not too long for the model or `prompt.max_tokens`; others are refused."""
-    items = _writable(settings, items, renderer)
-    rendered = renderer.render_all([item.prompt for item in items.items])
+    items, rendered = _rendered(settings, items, renderer)
     long = {place: len(r.ids) for place, r in enumerate(rendered) if len(r.ids) > renderer.limit}
     if not long:
         return items
@@ -155,10 +154,12 @@ def _fitting(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> It
     return _without(settings, items, set(long), reason)
 
 
-def _writable(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> ItemSet:
+def _rendered(
+    settings: SourceSettings, items: ItemSet, renderer: Renderer
+) -> tuple[ItemSet, list[Rendered]]:
     """The items whose prompts the tokenizer and the template can write; others are refused."""
     try:
-        renderer.render_all([item.prompt for item in items.items])
+        return items, renderer.render_all([item.prompt for item in items.items])
     except ValueError:
         bad = {
             place: why
@@ -170,8 +171,7 @@ def _writable(settings: SourceSettings, items: ItemSet, renderer: Renderer) -> I
             f"source.{settings.domain}: {len(bad)} of {len(items.items)} prompts cannot be rendered; "
             f"the first is row {first.index + 1}, {items.key(first)}: {bad[min(bad)]}"
         )
-        return _without(settings, items, set(bad), reason)
-    return items
+        return _rendered(settings, _without(settings, items, set(bad), reason), renderer)
 
 
 def _refusal(item: Item, renderer: Renderer) -> str:

@@ -6,9 +6,10 @@ the order of the file; windows in the order in which they first appear. Memory i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.arrays import unpack
 from broker.errors import BadConfiguration
@@ -23,6 +24,10 @@ OPTIONAL = {"logprobs": "logprob", "answers": "answer"}
 """Field of a line -> the signal that it provides."""
 
 
+MOST_TOKENS = 10_000_000
+"""Of one answer; each takes memory here."""
+
+
 class Line(BaseModel):
     """One group of the input."""
 
@@ -32,7 +37,7 @@ class Line(BaseModel):
     domain: str
     rewards: list[float | None]
     """Raw scores; null, NaN and infinity leave the row out."""
-    tokens: list[int]
+    tokens: list[Annotated[int, Field(le=MOST_TOKENS)]]
     """How many each answer has."""
     logprobs: list[list[float]] | None = None
     """Of the sampled tokens."""

@@ -56,7 +56,7 @@ class NatsSettings(Settings):
     user: str | None = None
     password: str | None = None
     replicas: Annotated[int, Field(ge=1)] = 1
-    sync_interval: str = "always"
+    sync_interval: Annotated[str, Field(pattern=r"^(always|(\d+(\.\d+)?(ms|s|m|h))+)$")] = "always"
     """Of the embedded server: `always`, or a duration such as `2m`, which a power loss may cost."""
     max_payload_bytes: Annotated[int, Field(ge=65_536)] = 8 * 1024 * 1024
     """Of the embedded server; larger messages travel through the object store."""

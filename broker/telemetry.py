@@ -22,6 +22,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from broker.errors import BadConfiguration
 from broker.settings import TelemetrySettings
 
 HEARTBEAT_LIMIT_S = 60.0
@@ -156,7 +157,13 @@ def serve_http(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer((settings.host, settings.port), Handler)
+    try:
+        server = ThreadingHTTPServer((settings.host, settings.port), Handler)
+    except OSError as error:
+        raise BadConfiguration(
+            f"telemetry.host {settings.host!r}, telemetry.port {settings.port}: cannot listen there: "
+            f"{error.strerror} (port 0 takes a free one for each process)"
+        ) from error
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
     health.note(telemetry=f"http://{settings.host}:{server.server_address[1]}")

@@ -34,12 +34,15 @@ except Exception as error:
 
 def refuse_unusable(configuration: Configuration) -> None:
     """BadConfiguration for whatever a role would refuse when they start."""
+    from store.database import plain_url
     from workers.dispatcher.warmup import solutions
     from workers.rollout.vllm_start import refuse_without_vllm
 
     c = configuration
     refuse_impossible(c, snapshot_every=snapshot_every(c))
     refuse_missing_device(c.model.device)
+    if c.store.url is not None:
+        plain_url(c.store.url)
     if c.rollout.engine == "vllm":
         refuse_without_vllm()
     refuse_unknown_verifiers(c)

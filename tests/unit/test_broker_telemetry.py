@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from broker import telemetry
+from broker.errors import BadConfiguration
 from broker.settings import TelemetrySettings
 from broker.telemetry import Health, configure_logging, serve_http
 
@@ -136,3 +137,14 @@ def test_log_lines_are_json_with_role_and_time(capsys: pytest.CaptureFixture[str
     found = json.loads(line)
     assert (found["event"], found["role"], found["step"]) == ("step", "learner", 3)
     assert "timestamp" in found
+
+
+def test_an_address_that_cannot_be_listened_on_is_named():
+    taken = serve_http(Health("policy"), TelemetrySettings())
+    port = taken.server_address[1]
+    try:
+        with pytest.raises(BadConfiguration, match=rf"telemetry\.port {port}: cannot listen there"):
+            serve_http(Health("policy"), TelemetrySettings(port=port))
+    finally:
+        taken.shutdown()
+        taken.server_close()

@@ -28,6 +28,12 @@ def test_a_device_that_is_not_there_is_refused_with_torchs_reason():
         refuse_missing_device("gpu")
 
 
+@pytest.mark.parametrize("url", ["mysql://h/x", "nonsense"])
+def test_a_store_that_is_no_postgres_is_refused(tmp_path: Path, url: str):
+    with pytest.raises(BadConfiguration, match=r"store\.url .*expected postgresql://"):
+        refuse_unusable(configured(tmp_path, f"store.url='{url}'"))
+
+
 def test_the_device_is_tried_before_a_run(tmp_path: Path):
     with pytest.raises(BadConfiguration, match=r"model\.device 'gpu'"):
         refuse_unusable(configured(tmp_path, "model.device='gpu'"))

@@ -42,6 +42,10 @@ def export_checkpoint(run_dir: Path, model_dir: Path, to: Path, *, step: int | N
 
 def export_weights(weights: bytes, model_dir: Path, to: Path) -> None:
     """Write a folder that `from_pretrained` loads in float32, the type of the weights."""
+    if to.resolve() == model_dir.resolve():
+        raise BadConfiguration(
+            f"--to {to}: the model that the run began with; expected another folder"
+        )
     to.mkdir(parents=True, exist_ok=True)
     for path in sorted(model_dir.iterdir()):
         if path.suffix in SIDE_FILES and not path.name.endswith(".index.json"):

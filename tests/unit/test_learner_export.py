@@ -30,6 +30,16 @@ def test_the_exported_folder_gives_the_same_logits(tmp_path):
     assert weights_bytes(again) == weights_bytes(model)
 
 
+def test_the_model_that_a_run_began_with_is_not_overwritten(tmp_path):
+    folder = a_model_folder(tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    with pytest.raises(BadConfiguration, match="expected another folder"):
+        export_weights(b"trained", folder, tmp_path / "m" / ".." / "m")
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_the_newest_checkpoint_that_verifies_is_exported(tmp_path):
     paths = {}
     for step in (1, 2, 3):

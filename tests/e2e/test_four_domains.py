@@ -103,7 +103,7 @@ def prepare(cluster: Cluster) -> None:
     cluster.config.write_text(CONFIG.format(run=cluster.run, characters=characters))
 
 
-def test_four_domains_are_trained_and_every_proof_holds(
+def test_four_domains_are_judged_each_by_its_verifier_and_every_proof_holds(
     start_run: Callable[..., Cluster],
 ):
     cluster = start_run("four")

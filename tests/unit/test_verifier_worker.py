@@ -88,7 +88,7 @@ async def test_a_verifier_broken_for_all_answers_fails_the_group(pool: Pool, tmp
 
 async def test_a_message_of_another_kind_is_refused():
     with pytest.raises(Poison, match="group_requested"):
-        await worker.asked_for(MemoryBus(MemoryServer(), "run"), a_request())
+        worker.answers_in(a_request())
 
 
 async def test_the_worker_judges_what_is_in_the_log_but_not_purged_and_ends_with_the_run():

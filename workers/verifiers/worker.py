@@ -55,10 +55,11 @@ async def run(bus: Bus, *, settings: VerifierSettings, health: Health, stop: asy
         async def handle(event: Event) -> Sequence[Event]:
             if ledger.is_over(event):
                 return []
-            asked = await asked_for(bus, event)
+            answers = answers_in(event)
+            asked = await asked_for(bus, answers)
             if asked is None:
                 return await ledger.refuse_unasked(bus, event, me)
-            return [await verified(event, asked, pool, me)]
+            return [await verified(answers, asked, pool, me)]
 
         def fail(group: GroupKey, event: Event | None, reason: str) -> Event:
             # What the event says was asked may be what is wrong with it.
@@ -126,10 +127,15 @@ class Ledger:
         return ended is not None and (started is None or started.sequence < ended.sequence)
 
 
-async def asked_for(bus: Bus, event: Event) -> GroupRequested | None:
-    """The request of the event's group in the log; None: there is none."""
+def answers_in(event: Event) -> GroupGenerated:
+    """The event, which must be of the kind that a verifier reads. Raises Poison."""
     if not isinstance(event, GroupGenerated):
         raise Poison(f"{event.KIND}: a verifier reads group_generated")
+    return event
+
+
+async def asked_for(bus: Bus, event: GroupGenerated) -> GroupRequested | None:
+    """The request of the event's group in the log; None: there is none."""
     subject = group_subject(bus.run, GroupRequested.KIND, event.group)
     stored = await bus.last(Log.REQUESTS, subject)
     asked = stored.event() if stored else None

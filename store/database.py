@@ -91,9 +91,18 @@ def transaction(
 
 @contextmanager
 def reading(url: str, *, limit_s: float = 60.0, wait_s: float = 0.0) -> Iterator[Connection]:
-    """A connection in one read-only snapshot: everything read in it belongs together."""
+    """A connection in one read-only snapshot: everything read in it belongs together.
+
+    BadConfiguration when the tables are not there, or not yet as we know them.
+    """
     with connect(url, wait_s=wait_s) as connection:
         connection.read_only = True
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with transaction(connection, limit_s=limit_s):
-            yield connection
+        try:
+            with transaction(connection, limit_s=limit_s):
+                yield connection
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+            raise BadConfiguration(
+                f"store.url {without_password(url)}: {str(error).splitlines()[0]}; "
+                "`sluice db upgrade` makes what is missing"
+            ) from error

@@ -81,6 +81,8 @@ async def store_of(runs: Path, paths: "RunPaths | None" = None) -> AsyncIterator
 @asynccontextmanager
 async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]":
     """The run's logs, on the server it names or on the embedded one."""
+    from broker.errors import BadConfiguration
+    from broker.wire import NOT_FOUND_STREAM, ApiError
     from ops import settings
     from ops.paths import services_dir
     from ops.services import Services
@@ -92,6 +94,10 @@ async def bus_of(runs: Path, paths: "RunPaths") -> "AsyncIterator[JetStreamBus]"
         named = nats.model_copy(update={"url": url})
         async with services.watched(), _bus_on(named, paths.run_id) as bus:
             yield bus
+    except ApiError as error:
+        if error.err_code != NOT_FOUND_STREAM:
+            raise
+        raise BadConfiguration(f"run {paths.run_id}: the broker holds no logs of it") from error
     finally:
         await services.close()
 

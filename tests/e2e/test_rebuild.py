@@ -70,6 +70,7 @@ def test_runs_whose_logs_are_gone_or_out_of_reach_are_told_as_incomplete(
     # Without a URL the runs folder has a server of its own, which never held this run.
     alone = {"SLUICE_NATS__URL": None}
     out = run.sluice("db", "rebuild", code=1, environment=alone).stdout
+    status = run.sluice("status", run.run, code=2, environment=alone).stderr
     kept = run.sluice("runs", "--delete", "away", code=2, environment=alone).stderr
 
     unreachable = "nats.url nats://127.0.0.1:9: not connected within 1 s"
@@ -78,5 +79,6 @@ def test_runs_whose_logs_are_gone_or_out_of_reach_are_told_as_incomplete(
         (f"{run.run}: 0 messages; NOT COMPLETE", "  the broker holds no logs of this run"),
         ("away: 0 messages; NOT COMPLETE", f"  its logs cannot be opened: {unreachable}"),
     }
+    assert status == f"sluice: run {run.run}: the broker holds no logs of it\n"
     assert f"run away: {unreachable}" in kept
     assert f"remove {away}" in kept

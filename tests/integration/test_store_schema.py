@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from broker.errors import BadConfiguration, TooLong, Unreachable
-from store import schema
+from store import schema, summary
 from store.database import connect, sqlalchemy_url
 
 
@@ -20,6 +20,15 @@ def test_an_empty_database_becomes_what_the_models_declare(empty_postgres_url: s
 
     assert schema.check(empty_postgres_url).relation == "current"
     assert schema.compare(empty_postgres_url) == []
+
+
+def test_a_question_to_a_database_without_tables_is_refused_with_what_mends_it(
+    empty_postgres_url: str,
+):
+    with pytest.raises(
+        BadConfiguration, match=r"\"learner_step\" does not exist; `sluice db upgrade`"
+    ):
+        summary.summary(empty_postgres_url, "r1")
 
 
 def test_a_difference_between_tables_and_models_is_seen(postgres_url: str):

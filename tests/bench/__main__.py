@@ -1,8 +1,9 @@
-"""`ops/bin/bench [NAME ...] [--json]`: run benchmarks; 1 when a limit is missed."""
+"""`ops/bin/bench [NAME ...] [--json] [--short]`: run benchmarks; 1 when a limit is missed."""
 
 import argparse
 import importlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 import sys
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
     parser.add_argument("--json", action="store_true", help="an array of objects")
+    parser.add_argument("--short", action="store_true", help="see that it runs: e2e*, reward")
     asked = parser.parse_args(arguments)
     unknown = [name for name in asked.names if name not in benchmarks]
     if unknown:
@@ -78,7 +80,9 @@ def main(arguments: Sequence[str]) -> int:
     results: list[Result] = []
     for name in asked.names or benchmarks:
         print(f"{name}: {benchmarks[name]}", file=sys.stderr, flush=True)
-        results += importlib.import_module(f"tests.bench.{name}").measure()
+        measure = importlib.import_module(f"tests.bench.{name}").measure
+        shorter = asked.short and "short" in inspect.signature(measure).parameters
+        results += measure(short=True) if shorter else measure()
     print(
         json.dumps([result.tree() for result in results])
         if asked.json

@@ -178,7 +178,7 @@ def _configuration(directory: Path, settings: NatsSettings, endpoint: Endpoint) 
         f"max_payload: {settings.max_payload_bytes}\n"
         f"max_pending: {max(64 * 1024 * 1024, 4 * settings.max_payload_bytes)}\n"
         f"authorization {{ user: {json.dumps(USER)}, password: {json.dumps(endpoint.password)} }}\n"
-        f"jetstream {{\n  store_dir: {json.dumps(str(store))}\n"
+        f"jetstream {{\n  store_dir: {json.dumps(str(store), ensure_ascii=False)}\n"
         f"  sync_interval: {json.dumps(settings.sync_interval)}\n"
         f"  max_file_store: {room}\n}}\n"
     )

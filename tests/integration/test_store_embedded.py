@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from broker.errors import BadConfiguration
 from store import embedded
 from store.embedded import EmbeddedPostgres
 from tests.processes import alive
@@ -80,6 +81,13 @@ def test_an_initialisation_that_was_cut_off_is_made_again(directory: Path):
         assert remember(server, 1) == [1]
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("name", ['"quoted"', "$HOME", "back\\slash", "`true`"])
+def test_a_folder_that_a_shell_would_read_otherwise_is_refused(directory: Path, name: str):
+    with pytest.raises(BadConfiguration, match="choose another --runs folder"):
+        embedded.start(directory / name)
+    assert not (directory / name).exists()
 
 
 def test_a_folder_with_a_long_or_odd_name_works(directory: Path):

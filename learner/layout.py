@@ -69,15 +69,16 @@ def answers_in_line(rows: Sequence[Row], scales_B: np.ndarray, device: torch.dev
 def lay_out(rows: Sequence[Row], scales_B: np.ndarray, device: torch.device) -> MicroBatch:
     """One micro-batch. The last answer token is predicted, never read, so not an input."""
     counts = [row.tokens for row in rows]
-    starts = np.cumsum([0, *(row.length - 1 for row in rows)])
-    positions = [
-        start + len(row.prompt_ids_P) - 1 + np.arange(row.tokens)
-        for start, row in zip(starts[:-1], rows, strict=True)
-    ]
     inputs = [np.concatenate([row.prompt_ids_P, row.answer_ids_T[:-1]]) for row in rows]
+    # Not the prompt's last token: each row chooses its first one from there.
+    packed = pack(inputs, device, beginnings=[len(row.prompt_ids_P) - 1 for row in rows])
+    positions = [
+        end - row.tokens + np.arange(row.tokens)
+        for end, row in zip(packed.ends_B, rows, strict=True)
+    ]
     temperatures = np.repeat(np.asarray([row.temperature for row in rows], np.float32), counts)
     return MicroBatch(
-        packed=pack(inputs, device),
+        packed=packed,
         positions_N=_concatenated(positions, np.int64, device),
         answer_ids_N=_concatenated([row.answer_ids_T for row in rows], np.int64, device),
         temperature_N=torch.from_numpy(temperatures).to(device),

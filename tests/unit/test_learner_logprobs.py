@@ -106,13 +106,24 @@ def rows_with(*pairs: tuple[list[int], list[int]]):
     ]
 
 
+DIFFERENT = ([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5]), ([8], [7])
+SHARING = (
+    ([4, 5, 6], [7, 9, 3]),
+    ([7] * 4, [5]),
+    ([7] * 4, [6, 6]),
+    ([4, 5, 6], [8]),
+    ([7] * 4, [4]),
+)
+"""Prompts of several rows, not side by side, one of them also with a row above."""
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_packed_rows_are_scored_as_if_each_were_alone(tmp_path, family):
     # Without a window, transformers' own full attention; with one, its own mask.
     a_rollout_model(family).save_pretrained(tmp_path)
     model = load_model(tmp_path, device="cpu", seed=0)
     own = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
-    rows = rows_with(([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5]), ([8], [7]))
+    rows = rows_with(*DIFFERENT, *SHARING)
     expected = []
     for row in rows:
         ids = torch.tensor([*row.prompt_ids_P.tolist(), *row.answer_ids_T.tolist()])
@@ -120,7 +131,12 @@ def test_packed_rows_are_scored_as_if_each_were_alone(tmp_path, family):
         first = len(row.prompt_ids_P) - 1
         expected += [every[first + t, token].item() for t, token in enumerate(row.answer_ids_T)]
 
-    for some, wanted in ((rows, expected), (rows[:1], expected[:2])):
+    tokens = sum(row.tokens for row in rows[: len(DIFFERENT)])
+    for some, wanted in (
+        (rows, expected),
+        (rows[:1], expected[:2]),
+        (rows[len(DIFFERENT) :], expected[tokens:]),
+    ):
         laid = lay_out(some, np.ones(len(some)), torch.device("cpu"))
         logprobs_N, _ = answer_logprobs(model, laid, dtype=torch.float32)
         assert logprobs_N.tolist() == pytest.approx(wanted, abs=1e-5)
@@ -128,7 +144,7 @@ def test_packed_rows_are_scored_as_if_each_were_alone(tmp_path, family):
 
 def test_gradients_of_packed_rows_equal_those_of_each_row_alone(tmp_path):
     model = a_model(tmp_path)
-    rows = rows_with(([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([3] * 8, [5]))
+    rows = rows_with(*DIFFERENT, *SHARING)
 
     def gradients(batches):
         model.zero_grad()
@@ -140,6 +156,15 @@ def test_gradients_of_packed_rows_equal_those_of_each_row_alone(tmp_path):
 
     for packed, alone in zip(gradients([rows]), gradients([[r] for r in rows]), strict=True):
         assert torch.allclose(packed, alone, atol=1e-4)
+
+
+def test_a_prompt_of_several_rows_goes_through_the_model_once():
+    rows = rows_with(*SHARING)
+
+    laid = lay_out(rows, np.ones(len(rows)), torch.device("cpu"))
+
+    # Of each prompt all but its last token once; of each row one token for each of its answer's.
+    assert len(laid.packed.input_ids_S) == 2 + 3 + sum(row.tokens for row in rows)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_gradients(tmp_path):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.messages import Json
 from tests.policy_builders import a_group
 from workers.policies.appeals import PgbcAppeals
 from workers.policies.judged import Judged
@@ -56,7 +57,7 @@ def test_an_estimate_never_leaves_less_than_can_be_corrected():
 
 
 def test_old_appeals_are_forgotten():
-    memory: Memory = {}
+    memory: Json = {}
     method = PgbcAppeals(share=1.0, keep=0.5, least=1.0)
     group = a_group((1.0, 1.0, 0.0))
     right_after_all = replace(group, components=({}, {}, {"appeal": 1.0}))

@@ -27,7 +27,7 @@ async def test_the_starting_point_learns_as_it_is(tmp_path: Path):
         finished = await train(c, run.root, pool)
 
     rewards = [
-        event.metrics["reward_mean"]
+        event.metrics["reward_mean"] or 0.0
         for _, event in await finished.events(Log.LEDGER, StepCommitted)
         if isinstance(event, StepCommitted)
     ]

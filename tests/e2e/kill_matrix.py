@@ -33,6 +33,8 @@ OPTIONS: dict[str, object] = {
     "warmup": 60,
     "checkpoint_every": 5,
     "eval_items": 4,
+    # Postgres is away for 20 s, perhaps just when a process starts.
+    "connect_wait_s": 60,
     # Every group counts, so that each run is as long as the last.
     "run_extra": "max_staleness = 2\nno_progress_steps = 100",
     "extra": "[policy]\nadmit = []",

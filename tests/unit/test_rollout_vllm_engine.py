@@ -111,11 +111,14 @@ async def test_a_death_during_an_update_is_told_to_who_asked_for_it(tmp_path: Pa
         loading = asyncio.create_task(engine.load(weights, 1))
         await until(lambda: "take_weights v1-1" in starts.made[0].calls)
 
-        starts.made[0].errored = True
+        with capture_logs() as told:
+            starts.made[0].errored = True
+            async with asyncio.timeout(5):
+                with pytest.raises(EngineError, match="ended while it took version 1"):
+                    await loading
+            await asyncio.sleep(2 * WATCH_S)
 
-        async with asyncio.timeout(5):
-            with pytest.raises(EngineError, match="ended while it took version 1"):
-                await loading
+        assert [event["event"] for event in told] == ["vllm_died"]
         assert engine.version is None
         assert starts.made[0].calls.count("shutdown") == 1
 

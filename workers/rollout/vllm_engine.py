@@ -192,13 +192,14 @@ class VllmEngine:
         while not live.dead:
             await asyncio.sleep(WATCH_S)
             if self._live is not live:
-                # Ended for another reason, which was told.
                 return
-        log.warning("vllm_died", version=live.version, rows=live.rows)
         await self._end(live)
 
     async def _end(self, live: Live) -> None:
         if self._live is live:
+            # Whoever notices first; once it is closed, it says of itself that it is dead.
+            if live.dead:
+                log.warning("vllm_died", version=live.version, rows=live.rows)
             self._live = None
             self._sampled_before += live.sampled
         await live.close()

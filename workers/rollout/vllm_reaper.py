@@ -21,7 +21,7 @@ Process = tuple[int, int]
 def below(root: int) -> set[Process]:
     """Whatever runs below a process, but this program."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    known = {pid: found for pid in pids if (found := parent_and_start(pid))}
+    known = {pid: at for pid in pids if (at := parent_and_start(pid))}
     found: set[Process] = set()
     parents = {root}
     while parents:

@@ -211,7 +211,7 @@ def _verifier(value: object, tests: object) -> Mapping[str, Any] | None:
         return {"name": "code"} if tests is not None else None
     code = code_in(value)
     if code is not None:
-        raise ValueError(f"verifier {code!r:.80} is code: only a configuration may name that")
+        raise ValueError(f"verifier {code[-80:]!r} is code: only a configuration may name that")
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):

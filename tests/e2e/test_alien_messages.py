@@ -1,6 +1,7 @@
 """Messages that nobody can read: their groups fail, a copy is kept, and the run goes on."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping
 
 import msgpack
@@ -89,10 +90,14 @@ def test_requests_that_nobody_can_read_end_and_the_run_goes_on(start_run: Callab
     run.start("dispatcher", "rollout", "verifier,policy,recorder", "learner")
     run.wait_step(1)
 
+    # Halted, lest its next request has the same number as ours.
+    dispatcher = run.processes["dispatcher"]
+    dispatcher.send_signal(signal.SIGSTOP)
     key, data, headers = of_a_later_version(run)
     subject = f"group_requested.train.{key.domain}.{key.group_id}"
     publish_by_hand(run, subject, data, headers)
     publish_by_hand(run, "group_requested.train.short.garbage", GARBAGE, {})
+    dispatcher.send_signal(signal.SIGCONT)
     # Somebody else writes requests: the dispatcher cannot know better than to give way.
     assert run.wait_exit("dispatcher", limit_s=60) == REPLACED
     run.start("dispatcher")

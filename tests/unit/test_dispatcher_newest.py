@@ -56,6 +56,15 @@ async def test_with_the_counters_of_the_last_draw_unreadable_nothing_is_drawn_ag
         await caught_up(*requests)
 
 
+async def test_a_stranger_s_number_far_ahead_keeps_no_dispatcher_from_starting():
+    strange = unreadable(a_draw(3, 99_999_999, drawn=99_999_999))
+
+    state = await caught_up(a_draw(1, 1, drawn=1), a_draw(2, 2, drawn=2), strange)
+
+    assert state.counters is not None
+    assert state.counters.positions == {"math": 2}
+
+
 async def test_the_search_for_a_request_that_can_be_read_has_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ):

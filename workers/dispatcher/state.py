@@ -98,13 +98,18 @@ class State:
         group_id = stored.headers[H_GROUP]
         match stored.headers[H_PURPOSE]:
             case "train":
-                self.last_draw = max(self.last_draw, TrainId.parse(group_id).draw)
+                self._note_draw(TrainId.parse(group_id).draw)
                 self.last_train_sequence = stored.sequence
                 self.groups.requested(Requested(group_id, request_seq, stored.sequence))
             case "eval":
                 self.evaluations.requested(group_id, request_seq)
             case _:
                 self._probes[group_id] = request_seq
+
+    def _note_draw(self, draw: int) -> None:
+        # Draws follow each other: a number far ahead is somebody else's.
+        if self.last_draw == 0 or draw == self.last_draw + 1:
+            self.last_draw = draw
 
     def apply_train_request(self, request: GroupRequested) -> None:
         """The newest train request with its body: position of the mixture, cohort."""

@@ -46,29 +46,43 @@ def within(scores: np.ndarray, low: float, high: float, *, inclusive: bool) -> n
     return (scores > low - slack) & (scores < high + slack)
 
 
-def max_variance(rewards_G: np.ndarray, fraction: float) -> np.ndarray:
-    """The `a` lowest and `n - a` highest rewards whose population variance is largest, bool (PODS).
+def max_variance(rewards_NG: np.ndarray, fraction: float) -> np.ndarray:
+    """Of each group, the `a` lowest and `n - a` highest rewards of the largest population variance (PODS).
 
-    n = max(1, round(fraction * G)); among equal variances the fewest lowest win, so that equal
-    rewards keep the last n rows (arXiv:2504.13818) [CODE].
+    rewards_NG: of N groups, or (G,) of one; bool of that shape. n = max(1, round(fraction * G)); among
+    equal variances the fewest lowest win, so that equal rewards keep the last n rows
+    (arXiv:2504.13818) [CODE].
     """
-    size = len(rewards_G)
+    size = rewards_NG.shape[-1]
     count = share_of(size, fraction)
-    order = np.argsort(rewards_G, kind="stable")
+    order_NG = np.argsort(rewards_NG, axis=-1, kind="stable")
     # Centred, so that the difference of the moments below does not cancel.
-    ascending = rewards_G[order] - rewards_G.mean()
-    sums = np.concatenate([[0.0], np.cumsum(ascending)])
-    squares = np.concatenate([[0.0], np.cumsum(ascending**2)])
+    centred_NG = rewards_NG - rewards_NG.mean(axis=-1, keepdims=True)
+    ascending_NG = np.take_along_axis(centred_NG, order_NG, axis=-1)
+    none_N1 = np.zeros((*rewards_NG.shape[:-1], 1))
+    sums = np.concatenate([none_N1, np.cumsum(ascending_NG, axis=-1)], axis=-1)
+    squares = np.concatenate([none_N1, np.cumsum(ascending_NG**2, axis=-1)], axis=-1)
     low = np.arange(count + 1)
     high = size - (count - low)
-    means = (sums[low] + sums[size] - sums[high]) / count
-    variances = (squares[low] + squares[size] - squares[high]) / count - means**2
+    means = (sums[..., low] + sums[..., -1:] - sums[..., high]) / count
+    variances = (squares[..., low] + squares[..., -1:] - squares[..., high]) / count - means**2
     # Float error must not make a later of two equal variances win.
-    best = int(np.argmax(variances >= variances.max() - 1e-12))
-    kept_G = np.zeros(size, dtype=bool)
-    kept_G[order[:best]] = True
-    kept_G[order[high[best] :]] = True
-    return kept_G
+    good = variances >= variances.max(axis=-1, keepdims=True) - 1e-12
+    best_N1 = np.argmax(good, axis=-1)[..., None]
+    place_G = np.arange(size)
+    kept_NG = np.zeros(rewards_NG.shape, dtype=bool)
+    chosen_NG = (place_G < best_N1) | (place_G >= high[best_N1])
+    np.put_along_axis(kept_NG, order_NG, chosen_NG, axis=-1)
+    return kept_NG
+
+
+def _by_size(batch: Batch) -> list[np.ndarray]:
+    """Row numbers of the usable rows, (N, G) for each number G of them that groups have."""
+    rows = np.flatnonzero(batch.usable_B)
+    ends = np.searchsorted(rows, batch.starts)
+    firsts, counts = ends[:-1], np.diff(ends)
+    sizes = np.unique(counts[counts > 0])
+    return [rows[firsts[counts == size][:, None] + np.arange(size)] for size in sizes]
 
 
 def _per_group(batch: Batch, choose: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -134,7 +148,9 @@ class MaxVariance(Method):
 
     def __call__(self, batch: Batch, scores: Scores, advantages_B: np.ndarray) -> Weights:
         values_B = row_scores(scores)
-        kept_B = _per_group(batch, lambda rows: max_variance(values_B[rows], self.fraction))
+        kept_B = np.zeros(len(batch), dtype=bool)
+        for rows_NG in _by_size(batch):
+            kept_B[rows_NG] = max_variance(values_B[rows_NG], self.fraction)
         again_B = None
         if self.renormalise == "subset":
             again_B = _renormalised(batch, kept_B, self.std, self.eps)

@@ -304,6 +304,7 @@ def test_an_import_keeps_to_its_memory(tmp_path: Path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_a_million_rows_are_imported_within_300_mib(tmp_path: Path):
     rows, refused, back, peak = imports(1_000_000, tmp_path)
 

@@ -95,7 +95,8 @@ def read_policy(name: str, measured: frozenset[str] = frozenset()) -> "Program":
     """The program of a file's table [policy], or of a whole file that is one, or of a preset."""
     from pydantic import ValidationError
 
-    from ops.settings import problems, with_absolute_paths
+    from ops.problems import problems
+    from ops.settings import with_absolute_paths
     from workers.policies.presets import PRESETS
     from workers.policies.program import Program
     from workers.policies.settings import PolicySettings

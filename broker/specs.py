@@ -1,23 +1,30 @@
 """Specifications of verifiers: a name with options, or `FILE.py:Name`, which is code."""
 
+import re
 from collections.abc import Mapping, Sequence
 
-_NAMING = ("name", "verifier")
+_CODE = re.compile(r".+\.py:\w+", re.DOTALL)
+
+
+def is_code(name: str) -> bool:
+    """Whether a verifier's name is `FILE.py:Name`: nothing else is ever imported from a file."""
+    return _CODE.fullmatch(name) is not None
 
 
 def code_in(spec: object) -> str | None:
-    """The first `FILE.py:Name` in a specification, also inside its parts; None: it names no code.
+    """The first `FILE.py:Name` anywhere in a specification; None: it names no code.
 
-    Only a configuration may name code: what a dataset's row or an answer says must never be imported.
+    Under whatever key: which options of which verifier name another one is theirs to say. Only a
+    configuration may name code: what a dataset's row or an answer says must never be imported.
     """
-    waiting: list[tuple[object, object]] = [("name", spec)]
+    waiting = [spec]
     while waiting:
-        key, value = waiting.pop()
+        value = waiting.pop()
         if isinstance(value, str):
-            if key in _NAMING and ":" in value:
+            if is_code(value):
                 return value
         elif isinstance(value, Mapping):
-            waiting.extend(value.items())
+            waiting.extend(value.values())
         elif isinstance(value, Sequence):
-            waiting.extend((key, part) for part in value)
+            waiting.extend(value)
     return None

@@ -126,6 +126,14 @@ BAD = [
         {"prompt": "x", "target": "1", "verifier": a_sum_with(a_sum_with("/x.py:Mine"))},
         "/x.py:Mine' is code",
     ),
+    (
+        {
+            "prompt": "x",
+            "target": "1",
+            "verifier": {"name": "appeals", "rule": "/x.py:Mine", "second": "exact", "share": 1},
+        },
+        "/x.py:Mine' is code",
+    ),
     ({"prompt": "x", "test_cases": []}, "test_cases is"),
     ({"prompt": "x", "target": "1", "difficulty": 10**400}, "difficulty is 1000"),
     ('{"prompt": "x", "test_cases": ["\\ud800"]}', "test_cases is .*surrogates"),

@@ -34,3 +34,11 @@ def test_both_verifiers_of_an_appeal_must_be_known_and_able_to_judge():
         registry.build({"name": "appeals", "rule": "exact", "second": "oracle", "share": 0.1})
     with pytest.raises(Ungradable):
         Appeals.model_validate({**RULE, "share": 0.1}).check("x", {})
+
+
+def test_an_appeal_needs_the_memory_of_the_program_that_either_starts():
+    program = {"name": "code", "memory_bytes": 1 << 28}
+
+    for rule, second in ((program, "exact"), ("exact", program)):
+        spec = {"name": "appeals", "rule": rule, "second": second, "share": 0.1}
+        assert registry.build(spec).program_bytes() == 1 << 28

@@ -46,7 +46,7 @@ def test_a_name_alone_and_a_table_with_options_are_both_specifications():
         ({"name": "exact", "ignore_case": "perhaps"}, r"ignore_case.*perhaps"),
         ({"name": "math", "fallback": ["hunch"]}, "fallback"),
         ("./nowhere.py:Grader", "no such Python file"),
-        ("./mine.txt:Grader", "no such Python file"),
+        ("./mine.txt:Grader", "or FILE.py:Class"),
     ],
 )
 def test_a_wrong_specification_is_refused_with_its_reason(spec: object, reason: str):

@@ -37,6 +37,13 @@ class Appeals(Verifier):
         self._rule.ready()
         self._second.ready()
 
+    def prepare(self) -> None:
+        self._rule.prepare()
+        self._second.prepare()
+
+    def program_bytes(self) -> int:
+        return max(self._rule.program_bytes(), self._second.program_bytes())
+
     def alone_s(self) -> float:
         return self._rule.alone_s() + self._second.alone_s()
 

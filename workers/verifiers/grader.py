@@ -16,6 +16,7 @@ from typing import cast
 
 from broker.errors import BadConfiguration
 from broker.messages import Json
+from broker.specs import is_code
 from workers.verifiers import registry, wire
 from workers.verifiers.classes import Answer, classify
 from workers.verifiers.protocol import (
@@ -82,7 +83,7 @@ def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
 def _judge_canaries(name: str) -> None:
     """Known pairs of a verifier of the user's own; the built-in ones are judged when the worker starts."""
     kind = registry.verifier_class(name)
-    if ":" not in name or not kind.canaries:
+    if not is_code(name) or not kind.canaries:
         return
     verifier = registry.build(name)
     for canary in kind.canaries:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from broker.errors import BadConfiguration, SluiceError
 from broker.messages import Json
+from broker.specs import is_code
 from workers.verifiers.protocol import Verifier
 
 BUILTIN: Mapping[str, str] = {
@@ -52,7 +53,7 @@ def absolute(spec: Specification, base: Path) -> Json:
     """The specification with a path of the user's own made absolute, so that it holds in any folder."""
     table = normalised(spec)
     name = str(table["name"])
-    if ":" in name:
+    if is_code(name):
         path, _, attribute = name.rpartition(":")
         table["name"] = f"{(base / path).resolve()}:{attribute}"
     return table
@@ -80,7 +81,7 @@ def _build(canonical: str) -> Verifier:
 
 def verifier_class(name: str) -> type[Verifier]:
     """The class behind a name; imports its module."""
-    if ":" in name:
+    if is_code(name):
         found = _own(name)
     elif name in BUILTIN:
         module, _, attribute = BUILTIN[name].partition(":")
@@ -121,7 +122,7 @@ def identity(spec: Specification) -> tuple[str, str]:
     """(name, version) of a verifier as a verdict states them; a file's version includes its digest."""
     name = str(normalised(spec)["name"])
     version = verifier_class(name).version
-    if ":" not in name:
+    if not is_code(name):
         return name, version
     path, _, attribute = name.rpartition(":")
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]

@@ -139,7 +139,9 @@ class Follower:
         if band is None:
             band = BANDS[str(trainer.dtype).removeprefix("torch.")]
         try:
-            found = await steps.workshop.do("identity check", lambda: check(trainer, rows, band))
+            found = await steps.workshop.do_alone(
+                "identity check", lambda: check(trainer, rows, band)
+            )
         except NotIdentical as error:
             await steps.pen.incident("not_identical", str(error))
             raise

@@ -139,7 +139,7 @@ def set_reference(steps: Steps, first: bytes | None) -> None:
 
 async def _begin(steps: Steps, warm_up: Callable[[], None]) -> list[Mismatch]:
     """Warm up from nothing; write checkpoint 0 unless one was written and then lost."""
-    await steps.workshop.do("warm-up", warm_up)
+    await steps.workshop.do_alone("warm-up", warm_up)
     await steps.workshop.do("reference model", lambda: set_reference(steps, None))
     steps.digest = digest_of(await steps.workshop.do("model weights", steps.trainer.weights))
     if not steps.ledger.checkpoints:

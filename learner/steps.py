@@ -102,7 +102,7 @@ class Steps:
 
         ready: rows of the groups made earlier.
         """
-        return await self.workshop.do(
+        return await self.workshop.do_alone(
             f"step {plan.step}", lambda: self._compute(plan, groups, ready)
         )
 

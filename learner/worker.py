@@ -13,6 +13,7 @@ import structlog
 import torch
 
 from broker.bus import Bus
+from broker.gpu_turn import GpuTurn
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
 from learner.fold import read_ledger
@@ -49,14 +50,20 @@ async def run(
     run_dir: Path,
     health: Health,
     stop: asyncio.Event,
+    turn: GpuTurn | None = None,
 ) -> None:
     """Train the run's steps. Returns when the run has ended or `stop` is set; Replaced when fenced.
 
+    turn: on the GPU, where the run's engines compute on it too.
     model_dir: Hugging Face folder. run_dir: where checkpoints and weight files go.
     warmup_examples: called only when the run begins and has a warm-up.
     """
     with Workshop(
-        threads=settings.threads, deterministic=run.deterministic, health=health, stop=stop
+        threads=settings.threads,
+        deterministic=run.deterministic,
+        health=health,
+        stop=stop,
+        turn=turn,
     ) as workshop:
         steps = await prepare(
             bus, workshop, run=run, model=model, model_dir=model_dir, settings=settings,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from broker.bus import Bus
 from broker.errors import BadConfiguration
+from broker.gpu_turn import GpuTurn
 from broker.telemetry import Health
 from ops import settings
 from ops.paths import RunPaths
@@ -199,6 +200,7 @@ def _learner() -> Start:
             run_dir=post.paths.root,
             health=post.health,
             stop=post.stop,
+            turn=GpuTurn.of_learner(post.paths.root) if c.rollout.vllm.share_gpu else None,
         )
 
     return start

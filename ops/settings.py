@@ -16,6 +16,7 @@ from broker.settings import NatsSettings, RunSettings, Settings, TelemetrySettin
 from broker.specs import code_in
 from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from ops.problems import CREDENTIALS, problems
+from ops.sharing import why_not_shared
 from store.settings import StoreSettings
 from workers.dispatcher.settings import (
     EvaluationSettings,
@@ -69,6 +70,12 @@ class Configuration(Settings):
                 f"run.deterministic needs rollout.engine = 'torch'; got {self.rollout.engine!r}, whose "
                 "batches depend on when requests arrive"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gpu_that_can_be_shared(self) -> "Configuration":
+        if self.rollout.vllm.share_gpu and (problem := why_not_shared(self)):
+            raise ValueError(f"rollout.vllm.share_gpu: {problem}")
         return self
 
     @model_validator(mode="after")

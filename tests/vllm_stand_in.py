@@ -1,12 +1,12 @@
 """A small stand-in for vLLM's `AsyncLLM` that does as it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.rollout.vllm_start import Started
+from workers.rollout.vllm_start import Observe, Start, Started
 
 
 class Broken(Exception):
@@ -53,9 +53,13 @@ class StandIn:
     salts: list[str] = field(default_factory=list)
     hanging: set[str] = field(default_factory=set)
     """Methods that never return, as when the engine's processes hang, or are dead before an answer came."""
+    broken: set[str] = field(default_factory=set)
+    """Methods that raise."""
     aborted: int = 0
+    asleep: set[str] = field(default_factory=set)
 
     async def generate(self, prompt: Any, _params: Any, _name: str) -> AsyncIterator[Output]:
+        assert not self.asleep
         self.salts.append(prompt["cache_salt"])
         labels: list[str] = []
         try:
@@ -78,6 +82,14 @@ class StandIn:
 
     async def resume_generation(self) -> None:
         await self._call("resume_generation", "resume")
+
+    async def sleep(self, level: int, mode: str) -> None:
+        await self._call("sleep", f"sleep {level} {mode}")
+        self.asleep = {"weights", "kv_cache"}
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        await self._call("wake_up", f"wake {' '.join(tags or ['all'])}")
+        self.asleep -= set(tags) if tags else self.asleep
 
     async def collective_rpc(self, method: str, args: tuple[str]) -> None:
         name = Path(args[0]).name
@@ -105,6 +117,8 @@ class StandIn:
         self.calls.append(told)
         if method in self.hanging:
             await asyncio.Event().wait()
+        if method in self.broken:
+            raise RuntimeError("no memory")
 
 
 def spans(labels: list[str]) -> list[Span]:
@@ -118,3 +132,18 @@ def spans(labels: list[str]) -> list[Span]:
 
 def as_started(llm: StandIn) -> Started:
     return Started(llm, (Broken,), lambda parameters: parameters)
+
+
+class Starts:
+    """Each engine that is started is a stand-in, kept here."""
+
+    def __init__(self) -> None:
+        self.made: list[StandIn] = []
+        self.next: Callable[[], None] = lambda: None
+        """Called in each start, before there is an engine."""
+
+    def __call__(self, what: Start, observe: Observe) -> Started:
+        self.next()
+        llm = StandIn(weights=what.folder.name)
+        self.made.append(llm)
+        return as_started(llm)

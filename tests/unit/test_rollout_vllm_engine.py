@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,27 +14,11 @@ from structlog.testing import capture_logs
 
 from ops.processes import descendants
 from tests.rollout_models import a_folder, a_job, a_model, answers, save_weights, until
-from tests.vllm_stand_in import StandIn, as_started
+from tests.vllm_stand_in import Starts
 from workers.rollout.engine import EngineError
 from workers.rollout.settings import VllmSettings
 from workers.rollout.vllm_engine import WATCH_S, VllmEngine
 from workers.rollout.vllm_reaper import POLL_S
-from workers.rollout.vllm_start import Observe, Start, Started
-
-
-class Starts:
-    """Each engine that is started is a stand-in, kept here."""
-
-    def __init__(self) -> None:
-        self.made: list[StandIn] = []
-        self.next: Callable[[], None] = lambda: None
-        """Called in each start, before there is an engine."""
-
-    def __call__(self, what: Start, observe: Observe) -> Started:
-        self.next()
-        llm = StandIn(weights=what.folder.name)
-        self.made.append(llm)
-        return as_started(llm)
 
 
 @asynccontextmanager

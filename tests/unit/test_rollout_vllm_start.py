@@ -15,7 +15,7 @@ from workers.rollout.worker import make_engine
 def a_start(device: str) -> Start:
     return Start(
         folder=Path("/m"), dtype="bfloat16", device=device, max_rows=64, threads=3, positions=512,
-        kv_cache_gib=0.5, gpu_memory_share=0.3, tensor_parallel=2,
+        kv_cache_gib=0.5, gpu_memory_share=0.3, tensor_parallel=2, share_gpu=True,
     )  # fmt: skip
 
 
@@ -34,6 +34,11 @@ def test_memory_is_bounded_by_the_setting_of_the_device():
     assert on_cpu["kv_cache_memory_bytes"] == GIB // 2
     assert "kv_cache_memory_bytes" not in on_gpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["tensor_parallel_size"]) == (0.3, 2)
+
+
+def test_only_an_engine_on_a_gpu_can_be_put_to_sleep():
+    assert arguments(a_start("cuda"))["enable_sleep_mode"]
+    assert not arguments(a_start("cpu"))["enable_sleep_mode"], "vLLM would refuse to start"
 
 
 def test_threads_are_those_of_the_configuration():

@@ -17,6 +17,8 @@ class VllmSettings(Settings):
     """Of each engine: weights and key-value cache together, of the GPU's memory."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """GPUs that one engine is spread over."""
+    share_gpu: bool = False
+    """Learner and engines compute on one GPU by turns: an engine that has nothing to answer leaves it."""
 
 
 class RolloutSettings(Settings):

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import structlog
 from transformers import AutoConfig
 
+from broker.gpu_turn import GpuTurn
 from workers.rollout import vllm_reaper
 from workers.rollout.concurrency import Room, RowLimit
 from workers.rollout.engine import Answer, EngineError, Job, Refused, Result
@@ -30,6 +32,7 @@ from workers.rollout.vllm_folder import Folders
 from workers.rollout.vllm_jobs import refusal
 from workers.rollout.vllm_live import Live
 from workers.rollout.vllm_start import Observe, Start, Started, start
+from workers.rollout.vllm_turns import Turns
 
 WATCH_S = 0.5
 
@@ -43,7 +46,7 @@ class VllmEngine:
 
     def __init__(
         self, model_dir: Path, *, cache_dir: Path, device: str, dtype: str, max_rows: int, threads: int,
-        settings: VllmSettings, signals: Collection[str] = (),
+        settings: VllmSettings, signals: Collection[str] = (), turn: GpuTurn | None = None,
         start: Callable[[Start, Observe], Started] = start,
     ) -> None:  # fmt: skip
         """Starts nothing yet.
@@ -51,6 +54,7 @@ class VllmEngine:
         cache_dir: where the folders that vLLM reads are made; best beside the weights, which are linked.
         signals: what to record of each answer beside its tokens; vLLM gives none of it, so they cost a
         torch forward over each answer in this process.
+        turn: on the GPU, where the learner computes on it too; the engine's from here on.
         """
         self._limits = Limits.of(AutoConfig.from_pretrained(model_dir, local_files_only=True))
         self._ends = end_tokens(model_dir)
@@ -75,6 +79,7 @@ class VllmEngine:
         """There may be processes that nobody but the reaper knows yet."""
         self._watch: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
+        self._turns = None if turn is None else Turns(turn, self._sleep)
         self._sampled_before = 0
         """By engines that have ended."""
         self._closed = False
@@ -100,12 +105,30 @@ class VllmEngine:
     async def _answer(self, job: Job) -> Result:
         if reason := refusal(job, self._limits):
             return Refused(reason)
-        async with self._room.of(len(job.seeds)) as leave:
+        async with self._room.of(len(job.seeds)) as leave, self._turn():
             self._check_open()
             live = self._live
             if live is None:
                 raise EngineError(f"{job.name}: the engine ended while the group waited")
+            await self._or_end(live, live.wake())
             return tuple(await _all(self._one(live, job, seed, leave) for seed in job.seeds))
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._turns is None else self._turns.use()
+
+    async def _sleep(self) -> None:
+        """Nothing of the engine is left on the GPU afterwards."""
+        live = self._live
+        if live is not None:
+            with suppress(EngineError):
+                await self._or_end(live, live.sleep())
+
+    async def _or_end(self, live: Live, change: Awaitable[None]) -> None:
+        try:
+            await change
+        except EngineError:
+            await self._end(live)
+            raise
 
     async def _one(self, live: Live, job: Job, seed: int, leave: Callable[[], None]) -> Answer:
         try:
@@ -133,12 +156,8 @@ class VllmEngine:
                     # Answers of an older version have told their weights long ago.
                     self._forward.keep({old})
                     await self._forward.put(weights, version)
-                live = self._live
-                if live is None:
-                    live = self._live = await self._started(folder, version)
-                    self._watch = asyncio.create_task(self._bury(live))
-                else:
-                    await self._update(live, folder, version)
+                async with self._turn():
+                    live = await self._take(folder, version)
             except Exception:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise
@@ -147,6 +166,15 @@ class VllmEngine:
                     # An answer may have ended by the old weights, its signals being on their way.
                     self._forward.keep({old, self.version})
             log.info("vllm_weights", version=version, checksum=live.checksum[:16])
+
+    async def _take(self, folder: Path, version: int) -> Live:
+        live = self._live
+        if live is None:
+            live = self._live = await self._started(folder, version)
+            self._watch = asyncio.create_task(self._bury(live))
+        else:
+            await self._or_end(live, live.update(folder, version))
+        return live
 
     async def _started(self, folder: Path, version: int) -> Live:
         what = Start(folder=folder, **self._start_with)
@@ -163,7 +191,7 @@ class VllmEngine:
             # Two engines at once may not fit.
             await self._newest.close()
         if self._reaper is None or self._reaper.poll() is not None:
-            self._reaper = _reaper()
+            self._reaper = _reaper([] if self._turns is None else [self._turns.descriptor])
         self._beginning = True
         # vLLM gives its processes ten minutes to be ready.
         try:
@@ -179,13 +207,6 @@ class VllmEngine:
             await live.close()
             raise
         return live
-
-    async def _update(self, live: Live, folder: Path, version: int) -> None:
-        try:
-            await live.update(folder, version)
-        except EngineError:
-            await self._end(live)
-            raise
 
     async def _bury(self, live: Live) -> None:
         """Notice the death of the engine's processes, whether or not anybody waits for an answer."""
@@ -218,6 +239,8 @@ class VllmEngine:
         await asyncio.gather(*loads, return_exceptions=True)
         if self._newest is not None:
             await self._end(self._newest)
+        if self._turns is not None:
+            await self._turns.close()
         if self._reaper is not None:
             if self._beginning and self._reaper.stdin is not None:
                 # A start cannot be called off: what it has begun is left to the reaper, and with it all
@@ -249,10 +272,15 @@ def _start_of(pid: int) -> int:
     return found[1] if found else 0
 
 
-def _reaper() -> "subprocess.Popen[bytes]":
-    """Knows of the engine's processes from their first moment, and outlives this one."""
+def _reaper(kept_open: Sequence[int]) -> "subprocess.Popen[bytes]":
+    """Knows of the engine's processes from their first moment, and outlives this one.
+
+    kept_open: file descriptors that nobody else may lock before it has ended those processes.
+    """
     command = [sys.executable, "-I", vllm_reaper.__file__, str(os.getpid())]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=kept_open
+    )
 
 
 async def _all(coroutines: Any) -> list[Any]:

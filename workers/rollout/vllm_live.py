@@ -41,6 +41,8 @@ class Live:
         self._going.set()
         self._open: set[asyncio.Task[Answer | None]] = set()
         self._closing = False
+        self._asleep = False
+        self._waking = asyncio.Lock()
         self._ended: asyncio.Task[None] | None = None
         self.version = version
         self.checksum = ""
@@ -144,13 +146,48 @@ class Live:
             self._going.set()
 
     async def _paused(self, folder: Path, version: int) -> None:
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._pause()
         try:
             await self._exchange(folder, version)
         except BadWeights:
-            await self._llm.resume_generation()
+            await self._resume()
             raise
-        await self._llm.resume_generation()
+        await self._resume()
+
+    async def _pause(self) -> None:
+        if self._asleep:
+            # Room for the weights alone; the engine stays paused until the rest is there too.
+            await self._llm.wake_up(["weights"])
+        else:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def _resume(self) -> None:
+        if self._asleep:
+            await self._llm.wake_up(["kv_cache"])
+            self._asleep = False
+        else:
+            await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """Leave the GPU: weights go to this machine's memory, keys and values are forgotten.
+
+        Nothing may be under way. Raises EngineError: then it is to be closed.
+        """
+        # Waits for what vLLM itself has still to end.
+        await self._while_it_lives("its sleep", self._llm.sleep(level=1, mode="wait"))
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Come back with the weights it fell asleep with; nothing to do when awake. Raises EngineError."""
+        async with self._waking:
+            if self._asleep:
+                await self._while_it_lives("its waking", self._wake())
+
+    async def _wake(self) -> None:
+        await self._llm.wake_up()
+        if await self._checksum() != self.checksum:
+            raise EngineError("vLLM woke with other weights than it fell asleep with")
+        self._asleep = False
 
     async def _exchange(self, folder: Path, version: int) -> None:
         try:

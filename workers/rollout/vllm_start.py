@@ -30,6 +30,7 @@ class Start:
     kv_cache_gib: float
     gpu_memory_share: float
     tensor_parallel: int
+    share_gpu: bool
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ def start(what: Start, observe: Observe) -> Started:
         def log_engine_initialized(self) -> None:
             pass
 
+        def record_sleep_state(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def record_admission_rejection(self, *_: Any, **__: Any) -> None:
+            pass
+
     def sampling(parameters: dict[str, Any]) -> Any:
         """Outputs come in pieces, each token told once."""
         return SamplingParams(**parameters, output_kind=RequestOutputKind.DELTA)
@@ -129,6 +136,8 @@ def arguments(what: Start) -> dict[str, Any]:
         "worker_extension_cls": "workers.rollout.vllm_worker.Extension",
         "tensor_parallel_size": what.tensor_parallel,
         "gpu_memory_utilization": what.gpu_memory_share,
+        # Memory that can be given back and had again at the same addresses; there is none such on a CPU.
+        "enable_sleep_mode": what.share_gpu and not on_cpu,
         "disable_log_stats": True,
         "seed": 0,
         **memory,

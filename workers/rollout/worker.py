@@ -13,6 +13,7 @@ import torch
 
 from broker.bus import Bus
 from broker.errors import TooLong
+from broker.gpu_turn import GpuTurn
 from broker.serve import serve
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
@@ -50,6 +51,7 @@ def make_engine(
             threads=settings.threads,
             settings=settings.vllm,
             signals=settings.signals,
+            turn=GpuTurn.of_engine(cache_dir.parent) if settings.vllm.share_gpu else None,
         )
     return TorchEngine(
         model_dir,

@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import BadConfiguration, Replaced
+from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
 from broker.messages import (
     EvaluationFinished,
+    Event,
     GroupRequested,
     Incident,
     RunDraining,
@@ -40,6 +42,19 @@ from tests.dispatcher_world import (
 from workers.dispatcher.settings import EvaluationSettings
 
 LIMIT_S = 30.0
+
+
+class CountingBus(MemoryBus):
+    """Remembers how many events were stored at once."""
+
+    def __init__(self, server: MemoryServer, run: str) -> None:
+        super().__init__(server, run)
+        self.batches: list[int] = []
+
+    async def publish_batch(self, events: Sequence[Event], *, expect_log: int | None = None) -> int:
+        sequence = await super().publish_batch(events, expect_log=expect_log)
+        self.batches.append(len(events))
+        return sequence
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +99,24 @@ async def test_no_more_groups_are_under_way_than_the_pace_allows(tokenizer: Path
     assert [r.group.group_id for r in requests] == [f"{n:08d}-0-0" for n in range(1, 10)]
     assert [r.group.request_seq for r in requests] == list(range(1, 10))
     assert Counter(r.group.domain for r in requests) == {"addition": 5, "ordering": 4}
+
+
+async def test_groups_that_may_be_asked_for_at_once_are_stored_sixteen_at_a_time(tokenizer: Path):
+    run = a_run(steps=20, groups_per_step=10, pace=3)
+    start = Start(tokenizer, run, two_sources(eval_items=0))
+    server = MemoryServer()
+    world = a_world(run, server, script=lambda request: "silence")
+    await world.begin()
+    bus = CountingBus(server, "r")
+
+    async with playing(world):
+        task = asyncio.create_task(start.dispatch(bus))
+        await until(lambda: sum(bus.batches) >= 40)
+        start.stop.set()
+        await asyncio.wait_for(task, LIMIT_S)
+
+    assert bus.batches == [16, 16, 8]
+    assert [r.draw for r in await train_requests(world.bus)] == list(range(1, 41))
 
 
 async def test_a_failed_and_a_stale_group_are_asked_for_again_before_anything_new(tokenizer: Path):

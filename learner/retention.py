@@ -1,13 +1,16 @@
 """Which published model weights may be deleted: not the newest ones, not what an evaluation still needs."""
 
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 
-from broker.bus import Bus, Cursor
+from broker.bus import Bus, Cursor, Stored
+from broker.errors import TooLong
 from broker.messages import EvaluationFinished, GroupRequested, WeightsPublished
 from broker.topology import H_DOMAIN, H_GROUP, Log, kind_subjects
 
 READ_LIMIT = 256
-POLL_S = 0.05
+READ_WAIT_S = 1.0
+END_LIMIT_S = 120.0
 
 
 def deletable(versions: Iterable[int], *, pinned: Collection[int], newest: int) -> list[int]:
@@ -58,34 +61,58 @@ class Pins:
     """Versions that an unfinished evaluation names, followed by cursor."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
         self._asked: set[tuple[int, str]] = set()
         self._finished: set[tuple[int, str]] = set()
-        self._requests: Cursor | None = None
-        self._ledger: Cursor | None = None
+        requests = kind_subjects(bus.run, GroupRequested.KIND, "eval")
+        self._requests = _Tail(bus, Log.REQUESTS, requests, headers_only=True)
+        finished = kind_subjects(bus.run, EvaluationFinished.KIND)
+        self._ledger = _Tail(bus, Log.LEDGER, finished, headers_only=False)
 
     async def read(self) -> set[int]:
         """Read on to the ends of the logs; the versions pinned now."""
-        if self._requests is None or self._ledger is None:
-            run = self._bus.run
-            requests = kind_subjects(run, GroupRequested.KIND, "eval")
-            finished = kind_subjects(run, EvaluationFinished.KIND)
-            self._requests = await self._bus.cursor(Log.REQUESTS, 0, (requests,), headers_only=True)
-            self._ledger = await self._bus.cursor(Log.LEDGER, 0, (finished,))
         # Requests first: an evaluation that finishes in between is seen as finished.
-        while read := await self._requests.read(READ_LIMIT, POLL_S):
-            for stored in read:
-                version = evaluated_version(stored.headers[H_GROUP])
-                # A benchmark is named after the domain of its source.
-                self._asked.add((version, stored.headers[H_DOMAIN]))
-        while read := await self._ledger.read(READ_LIMIT, POLL_S):
-            for stored in read:
-                event = stored.event()
-                if isinstance(event, EvaluationFinished):
-                    self._finished.add((event.version, event.benchmark))
+        async for stored in self._requests.to_end():
+            version = evaluated_version(stored.headers[H_GROUP])
+            # A benchmark is named after the domain of its source.
+            self._asked.add((version, stored.headers[H_DOMAIN]))
+        async for stored in self._ledger.to_end():
+            event = stored.event()
+            if isinstance(event, EvaluationFinished):
+                self._finished.add((event.version, event.benchmark))
         return {version for version, _ in self._asked - self._finished}
 
     async def close(self) -> None:
-        for cursor in (self._requests, self._ledger):
-            if cursor is not None:
-                await cursor.close()
+        await self._requests.close()
+        await self._ledger.close()
+
+
+class _Tail:
+    """The messages of one subject, up to the newest that the leader holds."""
+
+    def __init__(self, bus: Bus, log: Log, subject: str, *, headers_only: bool) -> None:
+        self._bus, self._log, self._subject = bus, log, subject
+        self._headers_only = headers_only
+        self._cursor: Cursor | None = None
+
+    async def to_end(self) -> AsyncIterator[Stored]:
+        """What came since the last time; TooLong when it does not come."""
+        if self._cursor is None:
+            self._cursor = await self._bus.cursor(
+                self._log, 0, (self._subject,), headers_only=self._headers_only
+            )
+        deadline = time.monotonic() + END_LIMIT_S
+        # Asked again after each read: what is purged meanwhile never comes.
+        while (end := await self._bus.last(self._log, self._subject)) is not None:
+            if self._cursor.position >= end.sequence:
+                break
+            if time.monotonic() > deadline:
+                raise TooLong(
+                    f"{self._subject}: read to {self._cursor.position} of {end.sequence} "
+                    f"within {END_LIMIT_S:.0f} s"
+                )
+            for stored in await self._cursor.read(READ_LIMIT, READ_WAIT_S):
+                yield stored
+
+    async def close(self) -> None:
+        if self._cursor is not None:
+            await self._cursor.close()

@@ -1,10 +1,12 @@
 """What the learner does about space: old and orphaned weights go, a filling log calls for a checkpoint."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from broker.memory import MemoryBus
+from broker.bus import Stored
+from broker.memory import MemoryBus, MemoryCursor
 from broker.memory_state import MemoryServer
 from broker.messages import CheckpointWritten, StepCommitted, WeightsPublished
 from broker.topology import Log
@@ -45,6 +47,37 @@ async def test_old_weights_are_deleted_but_not_what_an_evaluation_waits_for(tmp_
     there = [int(n.split("/")[1].split("-")[0]) for n in await bus.list_objects("weights/")]
     assert versions == list(range(11))
     assert there == [0, 7, 8, 9, 10]
+
+
+class SilentAtFirst(MemoryCursor):
+    """A cursor that says nothing the first time it is read."""
+
+    silent = True
+
+    async def read(self, limit: int, wait_s: float) -> list[Stored]:
+        silent, self.silent = self.silent, False
+        return [] if silent else await super().read(limit, wait_s)
+
+
+class SilentBus(MemoryBus):
+    async def cursor(
+        self, log: Log, after: int, subjects: Sequence[str] = (), *, headers_only: bool = False
+    ) -> SilentAtFirst:
+        return SilentAtFirst(self._state, log, after, subjects, headers_only)
+
+
+async def test_a_version_is_pinned_however_late_its_evaluation_is_delivered():
+    bus = SilentBus(MemoryServer(), "r")
+    for item in range(retention.READ_LIMIT + 1):
+        name = f"v{item // 200:06d}-math-{item:05d}-0"
+        asked = a_request(name, group=a_key(name, purpose="eval"), mixture=None, benchmark="math")
+        await bus.publish(asked)
+    pins = retention.Pins(bus)
+
+    pinned = await pins.read()
+
+    assert pinned == {0, 1}
+    assert await pins.read() == {0, 1}
 
 
 # --- orphans ----------------------------------------------------------------------------------

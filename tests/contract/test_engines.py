@@ -139,6 +139,17 @@ async def test_answers_depend_on_their_seeds_alone(bench: Bench):
     assert bench.engine.rows == 0
 
 
+async def test_more_prompt_tokens_than_go_through_the_model_at_once_are_answered(bench: Bench):
+    await bench.at(0)
+    jobs = [a_job([5 + i % 7, *[8 + i] * 400], (i,), name=f"g{i}") for i in range(24)]
+
+    (alone,) = await bench.engine.generate(jobs[:1])
+    together = await bench.engine.generate(jobs)
+
+    assert [len(answers(result)) for result in together] == [1] * len(jobs)
+    assert answers(together[0])[0].token_ids.tolist() == answers(alone)[0].token_ids.tolist()
+
+
 async def test_prompts_over_the_limit_are_refused_beside_good_ones(bench: Bench):
     await bench.at(0)
     good, longest, long = a_job([5], (1,)), a_job([5] * 504, (1,)), a_job([5] * 505, (1,))

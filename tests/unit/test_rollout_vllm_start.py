@@ -1,6 +1,7 @@
 """What vLLM is started with, without vLLM."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_memory_is_bounded_by_the_setting_of_the_device():
     assert on_cpu["kv_cache_memory_bytes"] == GIB // 2
     assert "kv_cache_memory_bytes" not in on_gpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["tensor_parallel_size"]) == (0.3, 2)
+
+
+@pytest.mark.parametrize("positions", [64, 8192])
+def test_no_prompt_is_taken_in_pieces_on_a_cpu(positions: int):
+    said = arguments(replace(a_start("cpu"), positions=positions))
+
+    assert not said["enable_chunked_prefill"]
+    assert said["max_num_batched_tokens"] >= positions, "a prompt that long must fit at once"
 
 
 def test_only_an_engine_on_a_gpu_can_be_put_to_sleep():

@@ -14,6 +14,8 @@ from typing import Any
 from broker.errors import BadConfiguration
 
 GIB = 2**30
+PREFILL_TOKENS = 4096
+"""Prompt tokens that go through the model at once, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,13 @@ def environment(what: Start) -> dict[str, str]:
 def arguments(what: Start) -> dict[str, Any]:
     """Of `AsyncEngineArgs`; whatever could change a distribution or a token is stated."""
     on_cpu = what.device == "cpu"
-    memory = {"kv_cache_memory_bytes": int(what.kv_cache_gib * GIB)} if on_cpu else {}
+    of_cpu = {
+        "kv_cache_memory_bytes": int(what.kv_cache_gib * GIB),
+        # Of a prompt that is taken in pieces vLLM winds back the seeded generator after each, which no
+        # generator of a CPU can do: its worker died of the first one.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(what.positions, PREFILL_TOKENS),
+    }
     return {
         "model": str(what.folder),
         "load_format": "safetensors",
@@ -140,5 +148,5 @@ def arguments(what: Start) -> dict[str, Any]:
         "enable_sleep_mode": what.share_gpu and not on_cpu,
         "disable_log_stats": True,
         "seed": 0,
-        **memory,
+        **(of_cpu if on_cpu else {}),
     }

@@ -78,3 +78,6 @@ class LearnerSettings(Objective):
     on_mismatch: Literal["halt", "republish"] = "halt"
     weights: Literal["object", "directory"] = "directory"
     """How model weights travel: the run's NATS object store, or files under the run's directory."""
+    transfer: Literal["none", "nccl", "ipc"] = "none"
+    """How vLLM's engines also get the newest weights straight from the learner's GPU: over NCCL, on GPUs of
+    their own, or as memory shared on the learner's. Where that fails they take the stored ones."""

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,7 @@ from learner.batch import Prepared, rows_of
 from learner.fold import Ledger
 from learner.metrics import Metrics, group_metrics
 from learner.model import digest_of
+from learner.offers import Offers
 from learner.publish import Pen
 from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
@@ -78,6 +80,8 @@ class Steps:
         self.settings = settings
         self.environment = environment
         self.run_dir = run_dir
+        self.offers: Offers | None = None
+        """Where engines can have the newest weights from this process itself."""
         self.steps = steps
         """Of the whole run."""
         self.step = 0
@@ -204,6 +208,11 @@ class Steps:
         )
 
     async def _announce_weights(self, uri: str, size: int, digest: str | None = None) -> None:
+        """digest: of an earlier life's weights, where it is not those in force."""
+        if self.offers is not None and digest is None:
+            # Before anybody can ask for them.
+            offer = partial(self.offers.put, self.version, self.digest, self.trainer.model)
+            await self.workshop.do("weights to offer", offer)
         event = WeightsPublished(
             writer_id=self.pen.writer_id,
             at_us=now_us(),

@@ -26,6 +26,7 @@ from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from learner.steps import Environment, Steps
 from learner.supervise import warm_up
 from learner.trainer import Trainer
+from learner.vllm_sender import offering
 from learner.warmup import WarmupExample, check_examples
 from learner.watch import RunWatch
 from learner.workshop import Workshop
@@ -75,12 +76,13 @@ async def run(
                 _warm_up(steps, warmup, warmup_examples, seed=run.seed, health=health)
 
         try:
-            await recover(steps, begin)
-            watch = RunWatch(bus, health=health, stop=stop)
-            follower = Follower(
-                steps, run=run, watch=watch, health=health, vocabulary=steps.trainer.vocabulary
-            )
-            await follower.follow()
+            async with offering(bus, settings.transfer, steps.trainer.dtype) as steps.offers:
+                await recover(steps, begin)
+                watch = RunWatch(bus, health=health, stop=stop)
+                follower = Follower(
+                    steps, run=run, watch=watch, health=health, vocabulary=steps.trainer.vocabulary
+                )
+                await follower.follow()
         except Interrupted:
             # Nothing to hand back: a planned step is redone, an unplanned one was never begun.
             log.info("stopped in the middle of a computation", step=steps.step)
@@ -167,7 +169,8 @@ def _environment(
         "learner": settings.model_dump(
             mode="json",
             exclude={
-                "checkpoint_every", "keep_checkpoints", "on_mismatch", "weights", "identity_band",
+                "checkpoint_every", "keep_checkpoints", "on_mismatch", "weights", "transfer",
+                "identity_band",
             },
         ),
         "warmup": warmup.model_dump(mode="json"),

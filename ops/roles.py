@@ -150,6 +150,7 @@ def _rollout() -> Start:
             cache_dir=post.paths.root / "cache",
             health=post.health,
             stop=post.stop,
+            transfer=None if c.learner.transfer == "none" else c.learner.transfer,
         )
 
     return start

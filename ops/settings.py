@@ -16,7 +16,7 @@ from broker.settings import NatsSettings, RunSettings, Settings, TelemetrySettin
 from broker.specs import code_in
 from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from ops.problems import CREDENTIALS, problems
-from ops.sharing import why_not_shared
+from ops.sharing import why_not_sent, why_not_shared
 from store.settings import StoreSettings
 from workers.dispatcher.settings import (
     EvaluationSettings,
@@ -76,6 +76,8 @@ class Configuration(Settings):
     def _gpu_that_can_be_shared(self) -> "Configuration":
         if self.rollout.vllm.share_gpu and (problem := why_not_shared(self)):
             raise ValueError(f"rollout.vllm.share_gpu: {problem}")
+        if self.learner.transfer != "none" and (problem := why_not_sent(self)):
+            raise ValueError(f"learner.transfer = {self.learner.transfer!r}: {problem}")
         return self
 
     @model_validator(mode="after")
@@ -199,7 +201,14 @@ MAY_DIFFER: dict[str, Any] = {
     "run": {"id", "steps", "drain_wait_s", "no_progress_steps"},
     "rollout": {"processes", "slots", "weights_wait_s", "vllm"},
     "verifier": {"processes", "pool", "slots"},
-    "learner": {"checkpoint_every", "keep_checkpoints", "on_mismatch", "weights", "identity_band"},
+    "learner": {
+        "checkpoint_every",
+        "keep_checkpoints",
+        "on_mismatch",
+        "weights",
+        "transfer",
+        "identity_band",
+    },
     "evaluation": True,
 }
 """Keys that a resumed run may change: they decide where and how long it runs, not what is trained."""

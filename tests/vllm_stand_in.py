@@ -57,6 +57,10 @@ class StandIn:
     """Methods that raise."""
     aborted: int = 0
     asleep: set[str] = field(default_factory=set)
+    told: tuple[Any, ...] = ()
+    """What came with the steps of a transfer."""
+    arrived: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the tensors that a transfer has brought."""
 
     async def generate(self, prompt: Any, _params: Any, _name: str) -> AsyncIterator[Output]:
         assert not self.asleep
@@ -91,7 +95,11 @@ class StandIn:
         await self._call("wake_up", f"wake {' '.join(tags or ['all'])}")
         self.asleep -= set(tags) if tags else self.asleep
 
-    async def collective_rpc(self, method: str, args: tuple[str]) -> None:
+    async def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        if method != "take_weights":
+            return await self._transfer(method, args or tuple((kwargs or {}).values()))
         name = Path(args[0]).name
         await self._call("collective_rpc", f"{method} {name}")
         if self.errored:
@@ -100,6 +108,17 @@ class StandIn:
             self.weights = "half"
             raise ValueError("a shape does not fit")
         self.weights = name
+        return [None]
+
+    async def _transfer(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """A step of a transfer from the learner's memory."""
+        self.told += args
+        if method == "take_chunk":
+            self.weights = "half"
+        await self._call(method, method)
+        if method == "finish_weight_update":
+            self.weights = "sent"
+        return [self.arrived]
 
     async def compute_weight_checksums(self) -> list[dict[str, str]]:
         return [{"all": self.weights}]

@@ -114,6 +114,29 @@ def test_a_gpu_is_shared_only_where_nothing_is_generated_during_a_step(
         settings.load(path, (*shared, change), environment={})
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("rollout.engine=torch", "got 'torch', which reads files"),
+        ("model.device=cpu", r"expected model\.device = 'cuda', got 'cpu'"),
+        ("rollout.signals=['entropy']", r"no rollout\.signals"),
+        ("rollout.vllm.share_gpu=true", "NCCL joins no two processes on one GPU"),
+    ],
+)
+def test_weights_are_sent_only_between_gpus_that_can_be_joined(
+    tmp_path: Path, change: str, why: str
+):
+    path = written(tmp_path)
+    sent = ("rollout.engine=vllm", "model.device=cuda", "learner.transfer=nccl")
+    sent = (*sent, "run.max_staleness=0")
+
+    assert settings.load(path, sent, environment={}).learner.transfer == "nccl"
+    with pytest.raises(BadConfiguration, match=rf"learner\.transfer = 'nccl': .*{why}"):
+        settings.load(path, (*sent, change), environment={})
+    shared = (*sent, "learner.transfer=ipc", "rollout.vllm.share_gpu=true")
+    assert settings.load(path, shared, environment={}).learner.transfer == "ipc"
+
+
 def test_programs_larger_than_their_grader_are_refused(tmp_path: Path):
     part = '{verifier = {name = "code", memory_bytes = 3_000_000_000}}'
     large = f'verifier = {{name = "compose", parts = [{part}]}}'

@@ -50,6 +50,13 @@ def test_only_an_engine_on_a_gpu_can_be_put_to_sleep():
     assert not arguments(a_start("cpu"))["enable_sleep_mode"], "vLLM would refuse to start"
 
 
+def test_vllm_is_told_of_a_transfer_only_where_there_is_one():
+    without, sent = a_start("cuda"), replace(a_start("cuda"), transfer="nccl")
+
+    assert "weight_transfer_config" not in arguments(without)
+    assert arguments(sent)["weight_transfer_config"] == {"backend": "nccl"}
+
+
 def test_threads_are_those_of_the_configuration():
     assert environment(a_start("cpu"))["OMP_NUM_THREADS"] == "3"
 

@@ -8,12 +8,13 @@ weights, not on its neighbours; a failed load leaves the old weights in force.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from broker.errors import SluiceError
 from broker.messages import Sampling, VersionSpan
+from broker.offer import Offer
 
 
 class EngineError(SluiceError):
@@ -22,6 +23,10 @@ class EngineError(SluiceError):
 
 class BadWeights(SluiceError):
     """A file of model weights does not fit the model; the message names file and tensor."""
+
+
+class Untaken(SluiceError):
+    """The learner did not send weights, and nothing has changed: they are to be had where they are stored."""
 
 
 @dataclass(frozen=True)
@@ -100,4 +105,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Withdraw everything and free the engine; returns within seconds."""
+        ...
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """An engine that the learner itself can send weights to."""
+
+    async def receive(self, offer: Offer, version: int, digest: str) -> None:
+        """As `Engine.load`, from the learner's memory. Raises Untaken, or EngineError when it broke."""
         ...

@@ -122,7 +122,7 @@ def stage_weights(model: nn.Module, file: Path) -> dict[str, Tensor]:
         raise BadWeights(f"{file}: not readable as safetensors: {error}") from error
 
 
-def check_names(file: Path, names: list[str], expected: dict[str, Tensor]) -> None:
+def check_names(file: Path | str, names: list[str], expected: dict[str, Tensor]) -> None:
     """Raises BadWeights unless each tensor of the model is there, under one of its names, and no other."""
     unknown = sorted(set(names) - set(expected))
     covered = {id(expected[name]) for name in names if name in expected}

@@ -7,11 +7,8 @@ until then it has no version, its groups are handed back, and nothing is lost.
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +18,18 @@ import structlog
 from transformers import AutoConfig
 
 from broker.gpu_turn import GpuTurn
-from workers.rollout import vllm_reaper
+from broker.offer import Offer
 from workers.rollout.concurrency import Room, RowLimit
-from workers.rollout.engine import Answer, EngineError, Job, Refused, Result
+from workers.rollout.engine import Answer, EngineError, Job, Refused, Result, Untaken
 from workers.rollout.forward import Forward
 from workers.rollout.limits import Limits
 from workers.rollout.model import end_tokens
 from workers.rollout.settings import VllmSettings
 from workers.rollout.vllm_folder import Folders
+from workers.rollout.vllm_home import home, start_reaper
 from workers.rollout.vllm_jobs import refusal
 from workers.rollout.vllm_live import Live
+from workers.rollout.vllm_receive import Incoming
 from workers.rollout.vllm_start import Observe, Start, Started, start
 from workers.rollout.vllm_turns import Turns
 
@@ -47,6 +46,7 @@ class VllmEngine:
     def __init__(
         self, model_dir: Path, *, cache_dir: Path, device: str, dtype: str, max_rows: int, threads: int,
         settings: VllmSettings, signals: Collection[str] = (), turn: GpuTurn | None = None,
+        transfer: str | None = None,
         start: Callable[[Start, Observe], Started] = start,
     ) -> None:  # fmt: skip
         """Starts nothing yet.
@@ -55,10 +55,11 @@ class VllmEngine:
         signals: what to record of each answer beside its tokens; vLLM gives none of it, so they cost a
         torch forward over each answer in this process.
         turn: on the GPU, where the learner computes on it too; the engine's from here on.
+        transfer: vLLM's name of the way in which weights may come from the learner's memory.
         """
         self._limits = Limits.of(AutoConfig.from_pretrained(model_dir, local_files_only=True))
         self._ends = end_tokens(model_dir)
-        self._home = _home(cache_dir)
+        self._home = home(cache_dir)
         self._folders = Folders(model_dir, self._home)
         self._forward = (
             Forward(model_dir, device=device, dtype=dtype, signals=signals) if signals else None
@@ -66,9 +67,10 @@ class VllmEngine:
         self._room = Room(RowLimit(max_rows))
         self._start_with = {
             "device": device, "dtype": dtype, "max_rows": max_rows, "threads": threads,
-            "positions": self._limits.positions, **settings.model_dump(),
+            "positions": self._limits.positions, "transfer": transfer, **settings.model_dump(),
         }  # fmt: skip
         self._start = start
+        self._ranks = settings.tensor_parallel
         self._reaper: subprocess.Popen[bytes] | None = None
         self._live: Live | None = None
         """The one that answers."""
@@ -140,8 +142,14 @@ class VllmEngine:
         return replace(answer, signals=await self._forward.of(job, answer))
 
     async def load(self, weights: Path, version: int) -> None:
-        # To its end even when the caller is cancelled: after half of it nobody knows what is loaded.
-        load = asyncio.create_task(self._load(weights, version))
+        await self._to_its_end(self._load(weights, version))
+
+    async def receive(self, offer: Offer, version: int, digest: str) -> None:
+        await self._to_its_end(self._receive(offer, version, digest))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, None]) -> None:
+        # Even when the caller is cancelled: after half of it nobody knows what is loaded.
+        load = asyncio.create_task(change)
         self._loads.add(load)
         load.add_done_callback(self._loads.discard)
         await asyncio.shield(load)
@@ -167,6 +175,21 @@ class VllmEngine:
                     self._forward.keep({old, self.version})
             log.info("vllm_weights", version=version, checksum=live.checksum[:16])
 
+    async def _receive(self, offer: Offer, version: int, digest: str) -> None:
+        async with self._loading, self._turn():
+            self._check_open()
+            live = self._live
+            if live is None:
+                raise Untaken("no engine runs that could take them")
+            incoming = await Incoming.ask(
+                offer, version, digest, ranks=self._ranks, misfit=self._folders.misfit
+            )
+            try:
+                await self._or_end(live, live.receive(incoming, version))
+            finally:
+                await incoming.close()
+            log.info("vllm_weights", version=version, checksum=live.checksum[:16], taken="sent")
+
     async def _take(self, folder: Path, version: int) -> Live:
         live = self._live
         if live is None:
@@ -191,7 +214,7 @@ class VllmEngine:
             # Two engines at once may not fit.
             await self._newest.close()
         if self._reaper is None or self._reaper.poll() is not None:
-            self._reaper = _reaper([] if self._turns is None else [self._turns.descriptor])
+            self._reaper = start_reaper([] if self._turns is None else [self._turns.descriptor])
         self._beginning = True
         # vLLM gives its processes ten minutes to be ready.
         try:
@@ -251,36 +274,6 @@ class VllmEngine:
                 await asyncio.to_thread(self._reaper.communicate, b"x")
             self._reaper = None
         await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
-
-
-def _home(cache_dir: Path) -> Path:
-    """A new folder for one engine; those of processes that have died without removing theirs go."""
-    ours = f"vllm-{socket.gethostname()}"
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    for folder in cache_dir.glob(f"{ours}-*"):
-        host, pid, started, _ = folder.name.rsplit("-", 3)
-        # In a container the next life has the same id; only with its start is it told apart.
-        if host == ours and started != str(_start_of(int(pid))):
-            shutil.rmtree(folder, ignore_errors=True)
-    owner = f"{os.getpid()}-{_start_of(os.getpid())}"
-    return Path(tempfile.mkdtemp(prefix=f"{ours}-{owner}-", dir=cache_dir))
-
-
-def _start_of(pid: int) -> int:
-    """When a process started, in its system's own count; 0 when it is gone."""
-    found = vllm_reaper.parent_and_start(pid)
-    return found[1] if found else 0
-
-
-def _reaper(kept_open: Sequence[int]) -> "subprocess.Popen[bytes]":
-    """Knows of the engine's processes from their first moment, and outlives this one.
-
-    kept_open: file descriptors that nobody else may lock before it has ended those processes.
-    """
-    command = [sys.executable, "-I", vllm_reaper.__file__, str(os.getpid())]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=kept_open
-    )
 
 
 async def _all(coroutines: Any) -> list[Any]:

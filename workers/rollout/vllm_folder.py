@@ -9,7 +9,9 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -52,6 +54,21 @@ class Folders:
             shutil.rmtree(folder, ignore_errors=True)
             raise BadWeights(f"{weights}: {error}") from error
         return folder
+
+    def misfit(self, listed: Sequence[Sequence[Any]]) -> str | None:
+        """Why tensors, told as (name, type, shape, ...), are not the model's; None when they are."""
+        shapes = {name: tuple(shape) for name, _, shape, *_ in listed}
+        try:
+            check_names("the learner's offer", list(shapes), self._expected)
+        except BadWeights as error:
+            return str(error)
+        for name, shape in shapes.items():
+            if shape != tuple(self._expected[name].shape):
+                return (
+                    f"{name} has shape {shape}; the model's is {tuple(self._expected[name].shape)}"
+                )
+        renamed = self._renamed(list(shapes))
+        return f"vLLM knows {renamed} by other names" if renamed else None
 
     def _fill(self, folder: Path, weights: Path, renamed: dict[str, str]) -> None:
         folder.mkdir(parents=True)

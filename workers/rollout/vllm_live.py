@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from broker.telemetry import now_us
-from workers.rollout.engine import Answer, BadWeights, EngineError, Job
+from workers.rollout.engine import Answer, BadWeights, EngineError, Job, Untaken
 from workers.rollout.vllm_jobs import Row, parameters, prompt
+from workers.rollout.vllm_receive import Incoming
 from workers.rollout.vllm_start import Started
 
 UPDATE_LIMIT_S = 300.0
@@ -75,7 +76,7 @@ class Live:
                     if self._closing or (self.dead and not task.done()):
                         raise EngineError(f"vLLM ended while it took {what}")
                 task.result()
-        except (EngineError, BadWeights):
+        except (EngineError, BadWeights, Untaken):
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not take {what}: {_told(error)}") from error
@@ -152,6 +153,30 @@ class Live:
         except BadWeights:
             await self._resume()
             raise
+        await self._resume()
+
+    async def receive(self, incoming: Incoming, version: int) -> None:
+        """As `update`, with weights that the learner sends.
+
+        Raises Untaken when nothing has changed; EngineError as `update` does, and when a transfer broke.
+        """
+        self._going.clear()
+        try:
+            what = f"version {version} from the learner"
+            await self._while_it_lives(what, self._received(incoming, version))
+        finally:
+            self._going.set()
+
+    async def _received(self, incoming: Incoming, version: int) -> None:
+        await self._pause()
+        try:
+            await incoming.into(self._llm)
+        except Untaken:
+            await self._resume()
+            raise
+        # The folder stays, of an older version: its checksum keeps it from being put back unnoticed.
+        self.version, self.checksum = version, await self._checksum()
+        await self._llm.update_weight_version(str(version))
         await self._resume()
 
     async def _pause(self) -> None:

@@ -33,6 +33,9 @@ class Start:
     gpu_memory_share: float
     tensor_parallel: int
     share_gpu: bool
+    transfer: str | None = None
+    """vLLM's name of the way in which weights may also come from the learner's memory."""
+    extension: str = "workers.rollout.vllm_worker.Extension"
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def arguments(what: Start) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(what.positions, PREFILL_TOKENS),
     }
+    transfer = {"weight_transfer_config": {"backend": what.transfer}} if what.transfer else {}
     return {
         "model": str(what.folder),
         "load_format": "safetensors",
@@ -141,7 +145,7 @@ def arguments(what: Start) -> dict[str, Any]:
         "enable_prefix_caching": True,
         # On a CPU, compiling costs a start of minutes and gains little; on GPUs it is worth its time.
         "enforce_eager": on_cpu,
-        "worker_extension_cls": "workers.rollout.vllm_worker.Extension",
+        "worker_extension_cls": what.extension,
         "tensor_parallel_size": what.tensor_parallel,
         "gpu_memory_utilization": what.gpu_memory_share,
         # Memory that can be given back and had again at the same addresses; there is none such on a CPU.
@@ -149,4 +153,5 @@ def arguments(what: Start) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
         **(of_cpu if on_cpu else {}),
+        **transfer,
     }

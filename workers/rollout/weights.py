@@ -14,8 +14,17 @@ from broker import weights
 from broker.bus import Bus
 from broker.errors import Retry, TooLong
 from broker.messages import WeightsPublished
+from broker.offer import newest as newest_offer
 from broker.telemetry import Health
-from workers.rollout.engine import BadWeights, Engine, EngineError, Job, Result
+from workers.rollout.engine import (
+    BadWeights,
+    Engine,
+    EngineError,
+    Job,
+    Receiver,
+    Result,
+    Untaken,
+)
 from workers.rollout.ledger_view import LedgerView
 from workers.rollout.metrics import swap_seconds, weights_failures_total
 
@@ -40,6 +49,34 @@ def loader(bus: Bus, cache_dir: Path, wait_s: float) -> Load:
             await asyncio.to_thread(file.unlink, missing_ok=True)
 
     return load
+
+
+def from_learner(bus: Bus, receiver: Receiver, stored: Load) -> Load:
+    """From the learner's memory where that is offered and works; else from where the version is stored."""
+
+    async def load(engine: Engine, published: WeightsPublished) -> None:
+        # The first weights start the engine, which reads them from a file.
+        if engine.version is not None:
+            reason = await _untaken(bus, receiver, published)
+            if not reason:
+                return
+            log.warning("weights_not_sent", version=published.version, reason=reason)
+        await stored(engine, published)
+
+    return load
+
+
+async def _untaken(bus: Bus, receiver: Receiver, published: WeightsPublished) -> str:
+    """Why the engine does not have them from the learner; empty when it has. Raises EngineError."""
+    offer = await newest_offer(bus)
+    if offer is None:
+        return "nobody offers any"
+    try:
+        with swap_seconds.time():
+            await receiver.receive(offer, published.version, published.digest)
+    except Untaken as reason:
+        return str(reason) or "untaken"
+    return ""
 
 
 class NewestWeights:

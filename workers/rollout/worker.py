@@ -21,20 +21,21 @@ from broker.topology import ROLLOUT_EVAL, ROLLOUT_TRAIN
 from workers.rollout import metrics
 from workers.rollout.answers import Group, Texts
 from workers.rollout.cohorts import CohortWorker
-from workers.rollout.engine import Engine
+from workers.rollout.engine import Engine, Receiver
 from workers.rollout.ledger_view import LedgerView
 from workers.rollout.service import Service
 from workers.rollout.settings import RolloutSettings
 from workers.rollout.torch_engine import TorchEngine
-from workers.rollout.weights import NewestWeights, PinnedWeights, loader
+from workers.rollout.weights import NewestWeights, PinnedWeights, from_learner, loader
 
 TICK_S = 0.5
 RESUME_WAIT_S = 60.0
 
 
 def make_engine(
-    settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path
-) -> Engine:
+    settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path,
+    transfer: str | None = None,
+) -> Engine:  # fmt: skip
     """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
@@ -52,6 +53,7 @@ def make_engine(
             settings=settings.vllm,
             signals=settings.signals,
             turn=GpuTurn.of_engine(cache_dir.parent) if settings.vllm.share_gpu else None,
+            transfer=transfer,
         )
     return TorchEngine(
         model_dir,
@@ -74,13 +76,20 @@ async def run(
     cache_dir: Path,
     health: Health,
     stop: asyncio.Event,
+    transfer: str | None = None,
 ) -> None:
-    """Answer requests until `stop` is set or the run has ended; model_dir needs no weights."""
+    """Answer requests until `stop` is set or the run has ended; model_dir needs no weights.
+
+    transfer: how the newest weights may also come from the learner's memory; pinned ones never do.
+    """
     make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
-    engine = await asyncio.to_thread(make)
+    engine = await asyncio.to_thread(partial(make, transfer))
     ledger = LedgerView(bus)
     wait_s = settings.weights_wait_s
-    newest = NewestWeights(engine, ledger, loader(bus, cache_dir / "train", wait_s))
+    load = loader(bus, cache_dir / "train", wait_s)
+    if transfer is not None and isinstance(engine, Receiver):
+        load = from_learner(bus, engine, load)
+    newest = NewestWeights(engine, ledger, load)
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)
     group = Group(
         Texts(model_dir), run_seed=run.seed, engine=engine.name, worker=writer_id("rollout")

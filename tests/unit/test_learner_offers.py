@@ -1,0 +1,74 @@
+"""A learner that offers its weights beside storing them."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from broker.errors import BadConfiguration
+from broker.memory import MemoryBus
+from broker.memory_state import MemoryServer
+from broker.messages import WeightsPublished
+from broker.settings import RunSettings
+from broker.telemetry import Health
+from learner.offers import Offers
+from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
+from learner.vllm_sender import offering
+from learner.worker import prepare
+from learner.workshop import Workshop
+from tests.learner_lives import events, of_kind
+from tests.learning import TINY, a_model_folder
+
+
+class Watched(Offers):
+    """Keeps what LEDGER told of weights when an offer was made."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(never, dtype=torch.float32)
+        self.server = server
+        self.loop = asyncio.get_running_loop()
+        self.told: list[tuple[int, str, list[int]]] = []
+
+    def put(self, version: int, digest: str, model: object) -> None:
+        asked = asyncio.run_coroutine_threadsafe(events(self.server), self.loop)
+        published = [event.version for event in of_kind(asked.result(10), WeightsPublished)]
+        self.told.append((version, digest, published))
+
+
+def never(*_: object) -> object:
+    raise AssertionError
+
+
+async def test_weights_are_offered_before_they_are_announced_and_stored_all_the_same(
+    tmp_path: Path,
+):
+    server, stop = MemoryServer(), asyncio.Event()
+    with Workshop(threads=1, deterministic=False, health=Health("learner"), stop=stop) as workshop:
+        steps = await prepare(
+            MemoryBus(server, "r"), workshop,
+            run=RunSettings(id="r", steps=1, groups_per_step=1, group_size=2),
+            model=ModelSettings(tiny=TINY), model_dir=a_model_folder(tmp_path / "model"),
+            settings=LearnerSettings(), warmup=WarmupSettings(), run_dir=tmp_path,
+        )  # fmt: skip
+        steps.digest = "d" * 64
+        steps.offers = Watched(server)
+
+        await steps.publish_weights()
+
+    (event,) = of_kind(await events(server), WeightsPublished)
+    assert steps.offers.told == [(event.version, event.digest, [])]
+    assert (tmp_path / "weights" / event.uri.rpartition("/")[2]).is_file()
+
+
+async def test_a_learner_that_sends_nothing_offers_nothing():
+    async with offering(MemoryBus(MemoryServer(), "r"), "none", torch.float32) as offers:
+        assert offers is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+async def test_a_learner_without_vllm_that_is_to_send_weights_is_refused():
+    with pytest.raises(BadConfiguration, match=r"learner\.transfer: vllm is not installed"):
+        async with offering(MemoryBus(MemoryServer(), "r"), "nccl", torch.float32):
+            pass

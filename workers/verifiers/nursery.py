@@ -56,6 +56,8 @@ class Grader:
         self.calls = 0
         self.told_cpu_s = 0.0
         """Processor time it had used when it sent its last frame."""
+        self.told_at_s = 0.0
+        """When that came, or the call began."""
 
     def cpu_s(self) -> float:
         """Processor time used so far; 0 when the process is gone."""

@@ -196,29 +196,29 @@ class Pool:
         """Send a call and take in what comes back, until done. Raises Hung or Died."""
         try:
             grader.writer.write(wire.pack(call.frame))
-            await asyncio.wait_for(grader.writer.drain(), self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                await grader.writer.drain()
             call.stage = "build"
-            while not call.done:
-                judging = max(self._deadline_s, call.alone_s)
-                limit = BUILD_S if call.stage == "build" else judging
-                take(await self._word(grader, limit, quick and call.stage != "build"), call)
+            await self._listen(grader, call, quick)
         except TimeoutError as error:
             raise Hung(self._deadline_s) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise Died from error
 
-    async def _word(self, grader: Grader, limit_s: float, quick: bool) -> wire.Frame:
-        """The next frame. Raises Hung, and what reading raises when the grader is gone."""
-        reading = asyncio.create_task(wire.receive(grader.reader))
-        started = time.monotonic()
+    async def _listen(self, grader: Grader, call: Call, quick: bool) -> None:
+        """Take in the frames of a call. Raises Hung, and what reading raises when the grader is gone."""
+        grader.told_at_s = time.monotonic()
+        # One task for all of them: they mostly come together.
+        reading = asyncio.create_task(_take_all(grader, call))
         try:
-            while not (await asyncio.wait({reading}, timeout=min(SLICE_S, limit_s)))[0]:
-                waited, used = time.monotonic() - started, grader.cpu_s() - grader.told_cpu_s
-                if self._expired(grader, waited, used, limit_s, quick):
+            while not (await asyncio.wait({reading}, timeout=min(SLICE_S, self._deadline_s)))[0]:
+                building = call.stage == "build"
+                limit_s = BUILD_S if building else max(self._deadline_s, call.alone_s)
+                waited = time.monotonic() - grader.told_at_s
+                used = grader.cpu_s() - grader.told_cpu_s
+                if self._expired(grader, waited, used, limit_s, quick and not building):
                     raise Hung(limit_s, used)
-            frame = reading.result()
-            grader.told_cpu_s = cast(float, frame["cpu_s"])
-            return frame
+            reading.result()
         finally:
             reading.cancel()
 
@@ -232,6 +232,13 @@ class Pool:
             return False
         starved = grader.wants_processor() and not _was_busy(used_s, limit_s)
         return not starved or waited_s >= STRETCH * limit_s
+
+
+async def _take_all(grader: Grader, call: Call) -> None:
+    while not call.done:
+        frame = await wire.receive(grader.reader)
+        grader.told_at_s, grader.told_cpu_s = time.monotonic(), cast(float, frame["cpu_s"])
+        take(frame, call)
 
 
 def _was_busy(used_s: float, limit_s: float) -> bool:

@@ -5,6 +5,7 @@ it is replaced by a new one, and never rewarded with 0.
 """
 
 import asyncio
+import collections
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -162,8 +163,10 @@ async def verified(
     if graded.broken:
         return failed(event.group, event, asked, f"verifier: {graded.broken}", me)
     verdicts = tuple(verdict(generation.index, graded) for generation in event.generations)
-    for found in verdicts:
-        verdicts_total.labels(found.verifier, found.status).inc()
+    for (verifier, status), times in collections.Counter(
+        (v.verifier, v.status) for v in verdicts
+    ).items():
+        verdicts_total.labels(verifier, status).inc(times)
     broken = [v for v in verdicts if v.status in ("verifier_error", "timeout")]
     if broken and len(broken) == len(verdicts):
         return failed(

@@ -7,19 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from broker import offer as offers_told
 from broker.errors import BadConfiguration
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
 from broker.messages import WeightsPublished
+from broker.offer import Offer
 from broker.settings import RunSettings
 from broker.telemetry import Health
-from learner.offers import Offers
+from learner.offers import Offered, Offers
 from learner.settings import LearnerSettings, ModelSettings, WarmupSettings
 from learner.vllm_sender import offering
 from learner.worker import prepare
 from learner.workshop import Workshop
 from tests.learner_lives import events, of_kind
 from tests.learning import TINY, a_model_folder
+from tests.rollout_models import a_model
+
+DIGEST = "d" * 64
 
 
 class Watched(Offers):
@@ -52,7 +57,7 @@ async def test_weights_are_offered_before_they_are_announced_and_stored_all_the_
             model=ModelSettings(tiny=TINY), model_dir=a_model_folder(tmp_path / "model"),
             settings=LearnerSettings(), warmup=WarmupSettings(), run_dir=tmp_path,
         )  # fmt: skip
-        steps.digest = "d" * 64
+        steps.digest = DIGEST
         steps.offers = Watched(server)
 
         await steps.publish_weights()
@@ -72,3 +77,38 @@ async def test_a_learner_without_vllm_that_is_to_send_weights_is_refused():
     with pytest.raises(BadConfiguration, match=r"learner\.transfer: vllm is not installed"):
         async with offering(MemoryBus(MemoryServer(), "r"), "nccl", torch.float32):
             pass
+
+
+def test_what_is_offered_stays_as_it_was_while_the_model_is_trained():
+    model = a_model()
+    offered = Offered.of(model, 1, DIGEST, torch.bfloat16)
+    assert offered is not None
+    before = {name: tensor.clone() for name, tensor in offered.tensors.items()}
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+
+    assert all(torch.equal(offered.tensors[name], tensor) for name, tensor in before.items())
+    assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
+
+
+def test_weights_that_are_not_finite_are_not_offered():
+    model = a_model()
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+
+    assert Offered.of(model, 1, DIGEST, torch.float32) is None
+
+
+async def test_the_newest_learners_offer_counts_and_nonsense_is_none():
+    bus = MemoryBus(MemoryServer(), "r")
+    assert await offers_told.newest(bus) is None
+
+    for port in (1, 2):
+        await offers_told.announce(bus, Offer(host="h", port=port, token="t"))
+    assert await offers_told.newest(bus) == Offer(host="h", port=2, token="t")
+
+    _, revision = await bus.read_lease(offers_told.ROLE)
+    await bus.write_lease(offers_told.ROLE, b"{}", expect=revision)
+    assert await offers_told.newest(bus) is None

@@ -279,41 +279,6 @@ def published(version: int) -> WeightsPublished:
     )
 
 
-async def test_the_newest_learners_offer_counts_and_nonsense_is_none():
-    bus = MemoryBus(MemoryServer(), "r")
-    assert await offers.newest(bus) is None
-
-    for port in (1, 2):
-        await offers.announce(bus, Offer(host="h", port=port, token="t"))
-    assert await offers.newest(bus) == Offer(host="h", port=2, token="t")
-
-    _, revision = await bus.read_lease(offers.ROLE)
-    await bus.write_lease(offers.ROLE, b"{}", expect=revision)
-    assert await offers.newest(bus) is None
-
-
-def test_what_is_offered_stays_as_it_was_while_the_model_is_trained():
-    model = a_model()
-    offered = Offered.of(model, 1, DIGEST, torch.bfloat16)
-    assert offered is not None
-    before = {name: tensor.clone() for name, tensor in offered.tensors.items()}
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1.0)
-
-    assert all(torch.equal(offered.tensors[name], tensor) for name, tensor in before.items())
-    assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
-
-
-def test_weights_that_are_not_finite_are_not_offered():
-    model = a_model()
-    with torch.no_grad():
-        next(model.parameters())[0] = float("nan")
-
-    assert Offered.of(model, 1, DIGEST, torch.float32) is None
-
-
 def test_fingerprints_of_what_arrives_are_those_of_what_was_offered():
     offered = Offered.of(a_model(), 1, DIGEST, torch.bfloat16)
     assert offered is not None

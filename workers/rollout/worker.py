@@ -26,7 +26,7 @@ from workers.rollout.ledger_view import LedgerView
 from workers.rollout.service import Service
 from workers.rollout.settings import RolloutSettings
 from workers.rollout.torch_engine import TorchEngine
-from workers.rollout.weights import NewestWeights, PinnedWeights, from_learner, loader
+from workers.rollout.weights import Load, NewestWeights, PinnedWeights, from_learner, loader
 
 TICK_S = 0.5
 RESUME_WAIT_S = 60.0
@@ -86,10 +86,7 @@ async def run(
     engine = await asyncio.to_thread(partial(make, transfer))
     ledger = LedgerView(bus)
     wait_s = settings.weights_wait_s
-    load = loader(bus, cache_dir / "train", wait_s)
-    if transfer is not None and isinstance(engine, Receiver):
-        load = from_learner(bus, engine, load)
-    newest = NewestWeights(engine, ledger, load)
+    newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)
     group = Group(
         Texts(model_dir), run_seed=run.seed, engine=engine.name, worker=writer_id("rollout")
@@ -127,6 +124,15 @@ async def run(
                 task.cancel()
     finally:
         await asyncio.gather(engine.close(), pinned.close())
+
+
+def _load_newest(
+    bus: Bus, engine: Engine, cache_dir: Path, wait_s: float, transfer: str | None
+) -> Load:
+    stored = loader(bus, cache_dir / "train", wait_s)
+    if transfer is not None and isinstance(engine, Receiver):
+        return from_learner(bus, engine, stored)
+    return stored
 
 
 async def _leave(leaving: asyncio.Event, stop: asyncio.Event, ledger: LedgerView) -> None:

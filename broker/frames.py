@@ -45,10 +45,10 @@ class Frames:
                 if length > MAX_BYTES:
                     raise CutOff(f"a frame of {length} bytes; the limit is {MAX_BYTES}")
                 data = await self._reader.readexactly(length)
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise CutOff(f"the other side is gone: {error}") from error
         except TimeoutError:
             raise CutOff(f"the other side said nothing for {limit_s:g} s") from None
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise CutOff(f"the other side is gone: {error}") from error
         try:
             frame = msgpack.unpackb(data, raw=False)
         except Exception as error:  # msgpack raises a dozen kinds; all mean bad bytes

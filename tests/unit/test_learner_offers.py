@@ -23,6 +23,7 @@ from learner.workshop import Workshop
 from tests.learner_lives import events, of_kind
 from tests.learning import TINY, a_model_folder
 from tests.rollout_models import a_model
+from workers.rollout.vllm_worker import fingerprinted
 
 DIGEST = "d" * 64
 
@@ -112,3 +113,14 @@ async def test_the_newest_learners_offer_counts_and_nonsense_is_none():
     _, revision = await bus.read_lease(offers_told.ROLE)
     await bus.write_lease(offers_told.ROLE, b"{}", expect=revision)
     assert await offers_told.newest(bus) is None
+
+
+def test_fingerprints_of_what_arrives_are_those_of_what_was_offered():
+    offered = Offered.of(a_model(), 1, DIGEST, torch.bfloat16)
+    assert offered is not None
+    seen: dict[str, str] = {}
+
+    passed = dict(fingerprinted(iter(offered.tensors.items()), seen))
+
+    assert seen == {name: told for name, _, _, told in offered.listed()}
+    assert passed.keys() == offered.tensors.keys()

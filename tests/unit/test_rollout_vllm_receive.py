@@ -22,7 +22,7 @@ from tests.vllm_stand_in import StandIn, Starts
 from workers.rollout.engine import Engine, EngineError, Untaken
 from workers.rollout.settings import VllmSettings
 from workers.rollout.vllm_engine import VllmEngine
-from workers.rollout.vllm_worker import fingerprinted, handle_of
+from workers.rollout.vllm_worker import handle_of
 from workers.rollout.weights import from_learner
 
 DIGEST = "d" * 64
@@ -277,17 +277,6 @@ def published(version: int) -> WeightsPublished:
         uri="file:/w",
         bytes=1,
     )
-
-
-def test_fingerprints_of_what_arrives_are_those_of_what_was_offered():
-    offered = Offered.of(a_model(), 1, DIGEST, torch.bfloat16)
-    assert offered is not None
-    seen: dict[str, str] = {}
-
-    passed = dict(fingerprinted(iter(offered.tensors.items()), seen))
-
-    assert seen == {name: told for name, _, _, told in offered.listed()}
-    assert passed.keys() == offered.tensors.keys()
 
 
 def test_a_handle_of_shared_memory_is_told_without_pickle_and_comes_back_the_same():

@@ -71,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which (default: all)")
     parser.add_argument("--json", action="store_true", help="an array of objects")
-    parser.add_argument("--short", action="store_true", help="see that it runs: e2e*, reward")
+    parser.add_argument(
+        "--short", action="store_true", help="see that it runs: audit, e2e*, reward"
+    )
     asked = parser.parse_args(arguments)
     unknown = [name for name in asked.names if name not in benchmarks]
     if unknown:

@@ -1,8 +1,9 @@
-"""Rows a second of the recorder, from messages to Postgres, against a plain COPY of the same rows.
+"""What the recorder writes a second, from messages to Postgres, against a plain COPY of the rows; its lag.
 
 The peer gets the rows ready made, as text in COPY's own form, into tables with the same constraints
 and indexes. What is ours on top: reading and decoding messages, making rows, merging, counting groups,
-ending trained groups, and the cursors.
+ending trained groups, and the cursors. Lag: from when a message is in its log until its rows are
+committed, while groups come at the pace that is asked for.
 """
 
 import asyncio
@@ -24,10 +25,12 @@ from broker.messages import (
 )
 from broker.telemetry import Health
 from broker.topology import Log
+from ops.worker import tame_collector
 from store import recorder
 from store.database import connect
 from store.merge import ORDER
 from store.settings import StoreSettings
+from tests.bench._paced import LagSeen, PacedBus
 from tests.bench.result import Result
 from tests.bench.servers import fresh_database, postgres
 from tests.builders import (
@@ -42,41 +45,60 @@ from tests.builders import (
 )
 from tests.store_events import COMMON, RUN, started
 
-GROUPS, SIZE, TOKENS = 1_000, 8, 512
+SIZE = 8
+LONG, SHORT = (512, 1_000), (64, 2_000)
+"""Tokens an answer, and how many groups."""
 GROUPS_PER_STEP = 20
 ROUNDS = 3
 LIMIT_S = 300.0
+PACE = 10_000
+"""Generations a second that have to be kept up with."""
+LAG_LIMIT_S = 2.0
 
 
 def measure() -> list[Result]:
-    server = filled()
-    rates: list[tuple[float, float]] = []
+    tame_collector()  # as a worker does
     with postgres() as url:
-        for number in range(ROUNDS):
-            database = fresh_database(url, f"ours_{number}")
-            seconds = asyncio.run(record(server, database))
-            rows, copied_s = copy_again(database, fresh_database(url, f"peer_{number}"))
-            rates.append((rows / seconds, rows / copied_s))
-    ours, peer = (statistics.median(column) for column in zip(*rates, strict=True))
-    what = f"groups of {SIZE} x {TOKENS} tokens"
+        rows, peer_rows, _ = rates(url, *LONG)
+        short_rows, short_peer_rows, generations = rates(url, *SHORT)
+        behind_s = asyncio.run(lags(filled(*SHORT), fresh_database(url, "paced")))
+    what, short = (f"groups of {SIZE} x {tokens} tokens" for tokens, _ in (LONG, SHORT))
+    lag = f"from a log to Postgres at {PACE:,} generations/s"
     return [
-        Result("record", f"rows recorded, {what}", "rows/s", ours, peer, rounds=ROUNDS),
-    ]
+        Result("record", f"rows recorded, {what}", "rows/s", rows, peer_rows, rounds=ROUNDS),
+        Result("record", f"rows recorded, {short}", "rows/s", short_rows, short_peer_rows, rounds=ROUNDS),
+        Result("record", f"recorded, {short}", "generations/s", generations, limit=PACE, rounds=ROUNDS),
+        Result("record", f"{lag}, median", "s", statistics.median(behind_s), more_is_better=False),
+        Result("record", f"{lag}, longest", "s", max(behind_s), limit=LAG_LIMIT_S, more_is_better=False),
+    ]  # fmt: skip
 
 
-def filled() -> MemoryServer:
+def rates(server_url: str, tokens: int, groups: int) -> tuple[float, float, float]:
+    """Medians a second: rows of ours, rows of the peer, generations of ours."""
+    server = filled(tokens, groups)
+    found: list[tuple[float, float, float]] = []
+    for number in range(ROUNDS):
+        database = fresh_database(server_url, f"ours_{tokens}_{number}")
+        seconds = asyncio.run(record(MemoryBus(server, RUN), database, Health("recorder")))
+        rows, copied_s = copy_again(database, fresh_database(server_url, f"peer_{tokens}_{number}"))
+        found.append((rows / seconds, rows / copied_s, groups * SIZE / seconds))
+    ours, peer, generations = (statistics.median(column) for column in zip(*found, strict=True))
+    return ours, peer, generations
+
+
+def filled(tokens: int, groups: int) -> MemoryServer:
     """The logs of a run whose groups were all trained."""
     server = MemoryServer(log_bytes=4 << 30)
-    asyncio.run(_fill(MemoryBus(server, RUN)))
+    asyncio.run(_fill(MemoryBus(server, RUN), tokens, groups))
     return server
 
 
-async def _fill(bus: MemoryBus) -> None:
+async def _fill(bus: MemoryBus, tokens: int, groups: int) -> None:
     await bus.publish(started())
-    for step in range(1, GROUPS // GROUPS_PER_STEP + 1):
+    for step in range(1, groups // GROUPS_PER_STEP + 1):
         first = (step - 1) * GROUPS_PER_STEP + 1
         numbers = range(first, first + GROUPS_PER_STEP)
-        for event in _groups(numbers, window=step):
+        for event in _groups(numbers, tokens, window=step):
             await bus.publish(event)
         planned = [
             PlannedGroup(group_id=f"{n:08d}-0-0", domain="math", stream_seq=n, staleness=0)
@@ -98,15 +120,15 @@ async def _fill(bus: MemoryBus) -> None:
     await bus.publish(RunEnded(**COMMON, reason="", status="finished", last_sequences=lasts))
 
 
-def _groups(numbers: range, *, window: int) -> list[Event]:
+def _groups(numbers: range, tokens: int, *, window: int) -> list[Event]:
     found: list[Event] = []
     generations = tuple(
         a_generation(
             index,
-            token_ids=token_array(np.arange(TOKENS) % 997),
-            logprobs=logprob_array(np.linspace(-3, -0.1, TOKENS)),
-            spans=(VersionSpan(version=0, first=0, end=TOKENS),),
-            text="word " * TOKENS,
+            token_ids=token_array(np.arange(tokens) % 997),
+            logprobs=logprob_array(np.linspace(-3, -0.1, tokens)),
+            spans=(VersionSpan(version=0, first=0, end=tokens),),
+            text="word " * tokens,
         )
         for index in range(SIZE)
     )
@@ -130,18 +152,28 @@ def _groups(numbers: range, *, window: int) -> list[Event]:
     return found
 
 
-async def record(server: MemoryServer, url: str) -> float:
+async def record(bus: MemoryBus, url: str, health: Health) -> float:
     """Seconds of a recorder from its start until the run is closed."""
     started_at = time.monotonic()
     async with asyncio.timeout(LIMIT_S):
         await recorder.run(
-            MemoryBus(server, RUN),
-            url=url,
-            settings=StoreSettings(),
-            health=Health("recorder"),
-            stop=asyncio.Event(),
+            bus, url=url, settings=StoreSettings(), health=health, stop=asyncio.Event()
         )
     return time.monotonic() - started_at
+
+
+async def lags(server: MemoryServer, url: str) -> list[float]:
+    """Seconds from log to commit of every message, in a run whose groups come at PACE."""
+    bus = PacedBus(server, RUN, arrival_s)
+    health = LagSeen(bus)
+    await record(bus, url, health)
+    return health.lags
+
+
+def arrival_s(log: Log, sequence: int) -> float:
+    # The ledger has the run's start, then a plan and a commit a step.
+    group = sequence if log is not Log.LEDGER else sequence // 2 * GROUPS_PER_STEP
+    return group * SIZE / PACE
 
 
 def copy_again(database: str, into: str) -> tuple[int, float]:

@@ -175,7 +175,7 @@ class Offers:
             log.info("weights_sent", version=offered.version, ranks=asked["ranks"])
 
     def _refusal(self, asked: dict[str, Any], offered: Offered | None) -> str:
-        if not secrets.compare_digest(str(asked.get("token")), self._token):
+        if not secrets.compare_digest(str(asked.get("token")).encode(), self._token.encode()):
             return "not the token of this offer"
         if not isinstance(asked.get("ranks"), int) or asked["ranks"] < 1:
             return f"ranks {asked.get('ranks')!r}; expected how many GPUs the engine has"

@@ -134,6 +134,7 @@ async def test_old_weights_are_never_put_back_from_a_file_that_is_older_than_the
         ({"version": 2}, "version 1 is offered, not 2"),
         ({"digest": "e" * 64}, "version 1 is offered"),
         ({"token": "guessed"}, "not the token"),
+        ({"token": "erraten: \u00fc"}, "not the token"),
     ],
 )
 async def test_what_is_not_offered_is_not_taken_and_nothing_pauses(

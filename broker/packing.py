@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.bus import Stored
@@ -47,6 +47,20 @@ class Packed:
 
 def pack(run: str, event: Event) -> Packed:
     return Packed(log_of(event.KIND), subject(run, event), headers(event), encode(event))
+
+
+def beginning(batch: Sequence[Packed], stored: Sequence[Stored | None]) -> int:
+    """How many first messages of a batch are stored, by us, while nothing is of the others; 0 otherwise.
+
+    A server whose store becomes full in the middle of an atomic batch leaves that much of it (nats-server
+    2.12): it checks for room as it stores them.
+    """
+    begun = 0
+    for packed, found in zip(batch, stored, strict=True):
+        if found is None or not packed.is_stored_as(found):
+            break
+        begun += 1
+    return begun if all(found is None for found in stored[begun:]) else 0
 
 
 def without_body(packed: Packed) -> Packed:

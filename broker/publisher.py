@@ -14,7 +14,7 @@ from broker.bus import Stored
 from broker.errors import Conflict
 from broker.messages import Event
 from broker.objects import Objects
-from broker.packing import Packed, check_batch, pack, without_body
+from broker.packing import Packed, beginning, check_batch, pack, without_body
 from broker.telemetry import events_total
 from broker.topology import Log, stream_name
 from broker.wire import Unanswered, Wire, read_message
@@ -87,8 +87,16 @@ class Publisher:
         if answer.stored:
             return answer.sequence
         stored = [await self._last(packed) for packed in batch]
-        if all(s is not None and p.is_stored_as(s) for p, s in zip(batch, stored, strict=True)):
-            return max(s.sequence for s in stored if s is not None)
+        ours = [
+            s for s, p in zip(stored, batch, strict=True) if s is not None and p.is_stored_as(s)
+        ]
+        if len(ours) == len(batch):
+            return max(one.sequence for one in ours)
+        begun = beginning(batch, stored)
+        if begun > 0:
+            # From where it broke off: another writer may have come in between, and is a conflict as ever.
+            after = None if expect_log is None else ours[-1].sequence
+            return await self._store_batch(batch[begun:], after)
         # What an earlier publication stored with our bytes keeps its object.
         pairs = list(zip(batch, stored, strict=True))
         await self._discard([p for p, s in pairs if s is None or not p.is_stored_as(s)])

@@ -121,6 +121,33 @@ async def test_batches_are_stored_once_and_whole(lossy: tuple[JetStreamBus, Loss
     assert await groups(bus, 60) == [group_id(n) for n in range(60)]
 
 
+async def test_a_batch_whose_beginning_a_full_server_stored_is_stored_to_its_end(
+    lossy: tuple[JetStreamBus, LossyWire],
+):
+    bus, _ = lossy
+    batch = [a_request(group_id(n)) for n in range(6)]
+    for event in batch[:2]:
+        await bus.publish(event, expect_subject=0)
+
+    assert await bus.publish_batch(batch, expect_log=0) == 6
+
+    assert await groups(bus, 6) == [group_id(n) for n in range(6)]
+
+
+async def test_a_rival_behind_the_beginning_of_a_batch_is_a_conflict(
+    lossy: tuple[JetStreamBus, LossyWire],
+):
+    bus, _ = lossy
+    batch = [a_request(group_id(n)) for n in range(6)]
+    await bus.publish(batch[0], expect_subject=0)
+    await bus.publish(a_request(group_id(9), writer_id="rival"), expect_subject=0)
+
+    with pytest.raises(Conflict):
+        await bus.publish_batch(batch, expect_log=0)
+
+    assert await groups(bus, 2) == [group_id(0), group_id(9)]
+
+
 async def test_a_rival_is_still_a_conflict(lossy: tuple[JetStreamBus, LossyWire]):
     bus, _ = lossy
     for n in range(15):

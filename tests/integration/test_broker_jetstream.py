@@ -106,13 +106,14 @@ async def test_a_server_that_is_not_there_is_named_without_the_password():
 
 
 async def test_a_wrong_password_is_refused_at_once(nats_url: str):
-    wrong = NatsSettings(url=f"nats://sluice:wrong@{nats_url.rpartition('@')[2]}")
+    url = f"nats://sluice:wrong@{nats_url.rpartition('@')[2]}"
+    wrong = NatsSettings(url=url, connect_wait_s=60)
     started = time.monotonic()
 
     with pytest.raises(Unreachable, match=r"(?i)authorization"):
         await jetstream.connect(wrong, "run")
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30, "not after the wait for a server that is away"
 
 
 @pytest.mark.parametrize("url", ["", "nats://", "http://x:y", "nats://host:port"])

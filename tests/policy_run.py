@@ -101,6 +101,24 @@ class Mortal:
         return await self._publish(lambda: self._bus.publish_batch(events, **expectations))
 
 
+class Filling(Mortal):
+    """A bus whose server is full in the middle of the n-th batch, of which its owner dies."""
+
+    def __init__(self, bus: MemoryBus, batches: int) -> None:
+        super().__init__(bus, 0, stored=False)
+        self._batches = batches
+
+    async def publish(self, event: Event, **expectations: int | None) -> int:
+        return await self._bus.publish(event, **expectations)
+
+    async def publish_batch(self, events: Sequence[Event], **expectations: int | None) -> int:
+        self._batches -= 1
+        if self._batches > 0:
+            return await self._bus.publish_batch(events, **expectations)
+        await self._bus.publish_batch(events[:1], **expectations)
+        raise Died
+
+
 async def poll(done: Callable[[], Awaitable[bool]]) -> None:
     while not await done():  # noqa: ASYNC110 - the memory bus has no event for "as expected"
         await asyncio.sleep(0.005)

@@ -23,6 +23,7 @@ from tests.policy_run import (
     SHARES,
     SOLVED,
     Died,
+    Filling,
     Mortal,
     a_bus,
     a_drain,
@@ -166,6 +167,22 @@ async def test_killed_at_any_publication_the_successor_decides_as_if_undisturbed
     await work_until(bus, decided(9, bus))
 
     assert await outcome(bus) == await undisturbed()
+
+
+@pytest.mark.parametrize("changes", [{}, {"deterministic": True, "max_staleness": 0}])
+@pytest.mark.parametrize("batches", [1, 2])
+async def test_a_batch_of_which_a_full_server_stored_the_beginning_is_finished_by_the_successor(
+    batches: int, changes: dict[str, object]
+):
+    bus = a_bus()
+    await fill(bus, cohorts=bool(changes))
+
+    async with asyncio.timeout(10):
+        with pytest.raises(Died):
+            await work(Filling(bus, batches), **changes)  # pyright: ignore[reportArgumentType]
+    await work_until(bus, decided(9, bus), **changes)
+
+    assert await outcome(bus) == await undisturbed(**changes)
 
 
 async def test_killed_at_every_publication_it_still_gets_through():

@@ -64,10 +64,19 @@ class Publisher:
                 await self._shadowed(decision)
 
     def _fresh(self, decision: Ended | Closed, on_record: Container[str]) -> list[GroupAnnotated]:
-        first = decision.arrival if isinstance(decision, Ended) else decision.members[0][0]
-        if first.event.group.group_id in on_record:
+        """What of a decision is still to be published: of a window mostly all or nothing.
+
+        Of a batch on a full server an earlier life may have got the beginning on record.
+        """
+        arrivals = (
+            [decision.arrival]
+            if isinstance(decision, Ended)
+            else [arrival for arrival, _ in decision.members]
+        )
+        if all(arrival.event.group.group_id in on_record for arrival in arrivals):
             return []
-        return events(decision, self._author, now_us())
+        told = events(decision, self._author, now_us())
+        return [event for event in told if event.group.group_id not in on_record]
 
     async def _after_window(self, closed: Closed, *, advance: bool) -> None:
         # Before the snapshot: the groups of a window are not judged again from one that closed it.

@@ -1,63 +1,55 @@
-"""Small messages between two processes over a stream of bytes: a length, then msgpack.
-
-For what must not go through the logs: a conversation that is worth nothing once it is cut off.
-"""
+"""Frames between a verifier process and its graders: four bytes of length, then msgpack. No pickle."""
 
 import asyncio
+import socket
 import struct
-from contextlib import suppress
-from typing import Any
 
 import msgpack
 
-from broker.errors import SluiceError
-
-MAX_BYTES = 64 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
-
-
-class CutOff(SluiceError):
-    """The other side is gone, late, or says what cannot be read."""
+Frame = dict[str, object]
+MAX_FRAME = 256 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
 
 
-class Frames:
-    """One conversation."""
+def pack(frame: Frame) -> bytes:
+    """A frame's bytes. Lone surrogates, which a verifier's text may hold, become question marks."""
+    body = msgpack.packb(frame, use_bin_type=True, unicode_errors="replace")
+    assert body is not None  # packb returns None only for a Packer that does not autoreset
+    return _LENGTH.pack(len(body)) + body
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
 
-    async def say(self, frame: dict[str, Any]) -> None:
-        """Raises CutOff."""
-        packed = msgpack.packb(frame, use_bin_type=True)
-        assert packed is not None  # packb returns None only for a Packer that does not autoreset
-        try:
-            self._writer.write(_LENGTH.pack(len(packed)) + packed)
-            await self._writer.drain()
-        except OSError as error:
-            raise CutOff(f"the other side is gone: {error}") from error
+def read(connection: socket.socket) -> Frame | None:
+    """The next frame, None when the other end is gone. Blocks: a grader has nothing else to do."""
+    head = _exactly(connection, _LENGTH.size)
+    body = _exactly(connection, _length(head)) if head else None
+    return None if body is None else _unpack(body)
 
-    async def hear(self, limit_s: float) -> dict[str, Any]:
-        """Raises CutOff, after `limit_s` at the latest."""
-        try:
-            async with asyncio.timeout(limit_s):
-                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-                if length > MAX_BYTES:
-                    raise CutOff(f"a frame of {length} bytes; the limit is {MAX_BYTES}")
-                data = await self._reader.readexactly(length)
-        except TimeoutError:
-            raise CutOff(f"the other side said nothing for {limit_s:g} s") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise CutOff(f"the other side is gone: {error}") from error
-        try:
-            frame = msgpack.unpackb(data, raw=False)
-        except Exception as error:  # msgpack raises a dozen kinds; all mean bad bytes
-            raise CutOff(f"not a frame: {type(error).__name__}: {error}") from error
-        if not isinstance(frame, dict):
-            raise CutOff(f"not a frame: {type(frame).__name__}")
-        return frame
 
-    async def close(self) -> None:
-        self._writer.close()
-        with suppress(OSError):  # it may have been gone before
-            await self._writer.wait_closed()
+async def receive(reader: asyncio.StreamReader) -> Frame:
+    """The next frame; IncompleteReadError or ConnectionError when the grader is gone."""
+    head = await reader.readexactly(_LENGTH.size)
+    return _unpack(await reader.readexactly(_length(head)))
+
+
+def _length(head: bytes) -> int:
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME:
+        raise ConnectionError(f"frame of {length} bytes; the limit is {MAX_FRAME}")
+    return length
+
+
+def _unpack(body: bytes) -> Frame:
+    frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    if not isinstance(frame, dict):
+        raise ConnectionError(f"frame holds {type(frame).__name__}; expected a table")
+    return frame
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        got = connection.recv(min(size - len(parts), 1 << 20))
+        if not got:
+            return None
+        parts += got
+    return bytes(parts)

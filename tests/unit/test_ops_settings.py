@@ -10,26 +10,8 @@ from hypothesis import strategies as st
 from broker.errors import BadConfiguration
 from ops import settings, toml, worker
 from ops.preflight import refuse_impossible
+from tests.configurations import MINIMAL, written
 from workers.dispatcher.space import required_log_bytes
-
-MINIMAL = """
-[run]
-steps = 3
-groups_per_step = 2
-group_size = 4
-[model]
-path = "weights"
-[[source]]
-domain = "math"
-path = "../rows.jsonl"
-verifier = {name = "./mine.py:Grader"}
-"""
-
-
-def written(folder: Path, text: str = MINIMAL) -> Path:
-    path = folder / "config.toml"
-    path.write_text(text)
-    return path
 
 
 def test_a_bad_value_is_named_with_its_key_and_what_was_expected(tmp_path: Path):

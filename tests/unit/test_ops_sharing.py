@@ -6,25 +6,7 @@ import pytest
 
 from broker.errors import BadConfiguration
 from ops import settings
-
-MINIMAL = """
-[run]
-steps = 3
-groups_per_step = 2
-group_size = 4
-[model]
-path = "weights"
-[[source]]
-domain = "math"
-path = "../rows.jsonl"
-verifier = {name = "./mine.py:Grader"}
-"""
-
-
-def written(folder: Path) -> Path:
-    path = folder / "config.toml"
-    path.write_text(MINIMAL)
-    return path
+from tests.configurations import written
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ class Start:
     device: str
     max_rows: int
     threads: int
-    positions: int
+    positions: int | None
+    """Of prompt and answer together; None: the model states no bound, and vLLM takes its own."""
     kv_cache_gib: float
     gpu_memory_share: float
     tensor_parallel: int
@@ -128,7 +129,7 @@ def arguments(what: Start) -> dict[str, Any]:
         # Of a prompt that is taken in pieces vLLM winds back the seeded generator after each, which no
         # generator of a CPU can do: its worker died of the first one.
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(what.positions, PREFILL_TOKENS),
+        "max_num_batched_tokens": max(what.positions or 0, PREFILL_TOKENS),
     }
     transfer = {"weight_transfer_config": {"backend": what.transfer}} if what.transfer else {}
     return {

@@ -18,12 +18,13 @@ import structlog
 import torch
 from transformers import PreTrainedModel
 
+from broker.conversation import Conversation, CutOff
 from broker.fingerprint import fingerprint
-from broker.frames import CutOff, Frames
 from broker.offer import Offer
 from learner.model import named_weights
 
-HELLO_LIMIT_S = 10.0
+HELLO_LIMIT_S, HELLO_BYTES = 10.0, 4096
+"""Of the first words of somebody who has still to show the token."""
 SEND_LIMIT_S = 120.0
 """Of one transfer, and of each answer within it."""
 
@@ -69,8 +70,8 @@ class Offered:
 class Client:
     """One engine, as vLLM's trainer side speaks to it (its `VLLMWeightSyncClient`), from any thread."""
 
-    def __init__(self, frames: Frames, limit_s: float) -> None:
-        self._frames = frames
+    def __init__(self, conversation: Conversation, limit_s: float) -> None:
+        self._conversation = conversation
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
 
@@ -93,8 +94,8 @@ class Client:
         asked.result(self._limit_s + 1.0)
 
     async def _asked(self, what: str, info: dict[str, Any]) -> None:
-        await self._frames.say({"do": what, "info": info})
-        answer = await self._frames.hear(self._limit_s)
+        await self._conversation.say({"do": what, "info": info})
+        answer = await self._conversation.hear(self._limit_s)
         if "done" not in answer:
             raise CutOff(f"{what}: {answer.get('error', answer)}")
 
@@ -147,9 +148,9 @@ class Offers:
         task = asyncio.current_task()
         assert task is not None
         self._conversations.add(task)
-        frames = Frames(reader, writer)
+        conversation = Conversation(reader, writer)
         try:
-            await self._serve(frames)
+            await self._serve(conversation)
         except CutOff as error:
             log.warning("weights_not_sent", reason=str(error))
         except asyncio.CancelledError:
@@ -157,21 +158,23 @@ class Offers:
             pass
         finally:
             self._conversations.discard(task)
-            await frames.close()
+            await conversation.close()
 
-    async def _serve(self, frames: Frames) -> None:
-        asked = await frames.hear(HELLO_LIMIT_S)
+    async def _serve(self, conversation: Conversation) -> None:
+        asked = await conversation.hear(HELLO_LIMIT_S, most=HELLO_BYTES)
         async with self._one_at_a_time:
             offered = self._offered
             if reason := self._refusal(asked, offered):
-                await frames.say({"refused": reason})
+                await conversation.say({"refused": reason})
                 return
             assert offered is not None
-            await frames.say({"offered": offered.listed()})
-            answer = await frames.hear(self._limit_s)
+            await conversation.say({"offered": offered.listed()})
+            answer = await conversation.hear(self._limit_s)
             if "done" not in answer:
                 raise CutOff(f"version {offered.version}: {answer.get('error', answer)}")
-            await self._sent(self._send(offered, Client(frames, self._limit_s), asked["ranks"]))
+            await self._sent(
+                self._send(offered, Client(conversation, self._limit_s), asked["ranks"])
+            )
             log.info("weights_sent", version=offered.version, ranks=asked["ranks"])
 
     def _refusal(self, asked: dict[str, Any], offered: Offered | None) -> str:

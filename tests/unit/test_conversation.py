@@ -5,26 +5,26 @@ import struct
 
 import pytest
 
-from broker.frames import MAX_BYTES, CutOff, Frames
+from broker.conversation import MAX_BYTES, Conversation, CutOff
 
 
-def heard(data: bytes, *, ends: bool = True) -> Frames:
+def heard(data: bytes, *, ends: bool = True) -> Conversation:
     """A conversation in which the other side has said these bytes."""
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     if ends:
         reader.feed_eof()
-    return Frames(reader, None)  # type: ignore[arg-type]
+    return Conversation(reader, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "is gone"),
-        (struct.pack("<I", 9) + b"half", "is gone"),
-        (struct.pack("<I", MAX_BYTES + 1), f"the limit is {MAX_BYTES}"),
-        (struct.pack("<I", 1) + b"\xc1", "not a frame"),
-        (struct.pack("<I", 1) + b"\x07", "not a frame: int"),
+        (struct.pack(">I", 9) + b"half", "is gone"),
+        (struct.pack(">I", MAX_BYTES + 1), f"the limit is {MAX_BYTES}"),
+        (struct.pack(">I", 1) + b"\xc1", "not a frame"),
+        (struct.pack(">I", 1) + b"\x07", "frame holds int; expected a table"),
     ],
 )
 async def test_what_cannot_be_read_ends_the_conversation(data: bytes, why: str):
@@ -35,3 +35,8 @@ async def test_what_cannot_be_read_ends_the_conversation(data: bytes, why: str):
 async def test_silence_ends_the_conversation_at_its_limit_and_is_called_so():
     with pytest.raises(CutOff, match=r"said nothing for 0\.05 s"):
         await heard(b"", ends=False).hear(0.05)
+
+
+async def test_a_frame_longer_than_is_expected_is_not_taken_in():
+    with pytest.raises(CutOff, match="frame of 5000 bytes; the limit is 4096"):
+        await heard(struct.pack(">I", 5000), ends=False).hear(5, most=4096)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from broker.frames import CutOff, Frames
+from broker.conversation import Conversation, CutOff
 from broker.offer import Offer
 from workers.rollout.engine import EngineError, Untaken
 
@@ -32,8 +32,8 @@ class Caller(Protocol):
 class Incoming:
     """One transfer, once the learner has agreed to it."""
 
-    def __init__(self, frames: Frames, listed: Listed) -> None:
-        self._frames = frames
+    def __init__(self, conversation: Conversation, listed: Listed) -> None:
+        self._conversation = conversation
         self._sums = {name: int(told) for name, _, _, told in listed}
 
     @classmethod
@@ -47,11 +47,13 @@ class Incoming:
                 streams = await asyncio.open_connection(offer.host, offer.port)
         except (OSError, TimeoutError) as error:
             raise Untaken(f"{offer.host}:{offer.port}: {error or 'no answer'}") from error
-        frames = Frames(*streams)
+        conversation = Conversation(*streams)
         try:
-            return cls(frames, await _agreed(frames, offer, version, digest, ranks, misfit))
+            return cls(
+                conversation, await _agreed(conversation, offer, version, digest, ranks, misfit)
+            )
         except BaseException:
-            await frames.close()
+            await conversation.close()
             raise
 
     async def into(self, llm: Caller) -> None:
@@ -59,11 +61,11 @@ class Incoming:
         changed = False
         try:
             while True:
-                asked = await self._frames.hear(CALL_LIMIT_S)
+                asked = await self._conversation.hear(CALL_LIMIT_S)
                 what, info = asked.get("do"), asked.get("info")
                 changed = changed or what != "init"
                 await self._do(llm, what, info)
-                await self._frames.say({"done": True})
+                await self._conversation.say({"done": True})
                 if what == "finish":
                     break
         except Exception as error:  # whatever vLLM's processes raise, too
@@ -74,7 +76,7 @@ class Incoming:
             raise Untaken(told) from error
 
     async def close(self) -> None:
-        await self._frames.close()
+        await self._conversation.close()
 
     async def _do(self, llm: Caller, what: object, info: Any) -> None:
         match what:
@@ -107,26 +109,26 @@ class Incoming:
 
     async def _tell(self, error: str) -> None:
         try:
-            await self._frames.say({"error": error})
+            await self._conversation.say({"error": error})
         except CutOff:
             return  # it may be what broke
 
 
 async def _agreed(
-    frames: Frames, offer: Offer, version: int, digest: str, ranks: int,
+    conversation: Conversation, offer: Offer, version: int, digest: str, ranks: int,
     misfit: Callable[[Listed], str | None],
 ) -> Listed:  # fmt: skip
     """What is offered, once both sides have agreed."""
     hello = {"token": offer.token, "version": version, "digest": digest, "ranks": ranks}
     try:
-        await frames.say(hello)
-        answer = await frames.hear(TURN_LIMIT_S)
+        await conversation.say(hello)
+        answer = await conversation.hear(TURN_LIMIT_S)
         if "offered" not in answer:
             raise Untaken(str(answer.get("refused", answer)))
         if problem := misfit(answer["offered"]):
-            await frames.say({"error": problem})
+            await conversation.say({"error": problem})
             raise Untaken(problem)
-        await frames.say({"done": True})
+        await conversation.say({"done": True})
     except CutOff as error:
         raise Untaken(str(error)) from error
     return answer["offered"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from workers.verifiers import wire
+from broker import frames
 from workers.verifiers.classes import Classes
 from workers.verifiers.grader import OUT_OF_MEMORY
 from workers.verifiers.protocol import Finding, judged, ungradable, verifier_error
@@ -27,7 +27,7 @@ class Graded:
 class Call:
     """One conversation with a grader, and how far it got."""
 
-    frame: wire.Frame
+    frame: frames.Frame
     graded: Graded
     stage: str = "send"
     alone_s: float = 0.0
@@ -35,7 +35,7 @@ class Call:
     done: bool = False
 
 
-def take(frame: wire.Frame, call: Call) -> None:
+def take(frame: frames.Frame, call: Call) -> None:
     """Fold one frame into what is known."""
     graded = call.graded
     match frame["at"]:

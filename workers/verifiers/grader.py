@@ -14,10 +14,11 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import cast
 
+from broker import frames
 from broker.errors import BadConfiguration
 from broker.messages import Json
 from broker.specs import is_code
-from workers.verifiers import registry, wire
+from workers.verifiers import registry
 from workers.verifiers.classes import Answer, classify
 from workers.verifiers.protocol import (
     DETAIL_CHARS,
@@ -40,9 +41,9 @@ def serve(connection: socket.socket, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        while (call := wire.read(connection)) is not None:
+        while (call := frames.read(connection)) is not None:
             for frame in _answer(call):
-                connection.sendall(wire.pack({**frame, "cpu_s": time.process_time()}))
+                connection.sendall(frames.pack({**frame, "cpu_s": time.process_time()}))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except ConnectionError:
@@ -50,7 +51,7 @@ def serve(connection: socket.socket, memory_bytes: int) -> None:
         os._exit(0)
 
 
-def _answer(call: wire.Frame) -> Iterator[wire.Frame]:
+def _answer(call: frames.Frame) -> Iterator[frames.Frame]:
     """The frames that answer one call: ready, gold, findings, done; or error alone."""
     spec = cast("Mapping[str, object]", call["spec"])
     item = cast(Json, call["item"])
@@ -96,7 +97,7 @@ def _judge_canaries(name: str) -> None:
 
 def _judge(
     verifier: Verifier, target: str | None, item: Json, answers: list[tuple[int, str]]
-) -> Generator[wire.Frame, None, list[Answer]]:
+) -> Generator[frames.Frame, None, list[Answer]]:
     """Tells the findings; returns the answers that have a key."""
     target, problem = _checked_target(verifier, target, item)
     yield {"at": "gold"}

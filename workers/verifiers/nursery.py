@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from workers.verifiers import registry, wire
+from broker import frames
+from workers.verifiers import registry
 from workers.verifiers.grader import start_in_fork
 from workers.verifiers.protocol import GraderBroken
 
@@ -118,14 +119,14 @@ class Nursery:
             await asyncio.to_thread(self._stop)
 
     async def _ask(
-        self, frame: wire.Frame, passed: socket.socket | None, *, restart: bool = True
-    ) -> wire.Frame:
+        self, frame: frames.Frame, passed: socket.socket | None, *, restart: bool = True
+    ) -> frames.Frame:
         # Shielded: a caller's cancellation must not leave half a conversation on the channel.
         return await asyncio.shield(self._locked(frame, passed and passed.dup(), restart))
 
     async def _locked(
-        self, frame: wire.Frame, passed: socket.socket | None, restart: bool
-    ) -> wire.Frame:
+        self, frame: frames.Frame, passed: socket.socket | None, restart: bool
+    ) -> frames.Frame:
         try:
             async with self._lock:
                 return await asyncio.to_thread(self._converse, frame, passed, restart)
@@ -134,8 +135,8 @@ class Nursery:
                 passed.close()
 
     def _converse(
-        self, frame: wire.Frame, passed: socket.socket | None, restart: bool
-    ) -> wire.Frame:
+        self, frame: frames.Frame, passed: socket.socket | None, restart: bool
+    ) -> frames.Frame:
         for _ in range(2 if restart else 1):
             try:
                 if self._control is None:
@@ -149,7 +150,7 @@ class Nursery:
             "the grader nursery does not answer; is there memory for another process?"
         )
 
-    def _exchange(self, frame: wire.Frame, passed: socket.socket | None) -> wire.Frame:
+    def _exchange(self, frame: frames.Frame, passed: socket.socket | None) -> frames.Frame:
         control = self._control
         if control is None:
             raise ConnectionError("nursery is gone")

@@ -20,8 +20,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self, cast
 
+from broker import frames
 from broker.messages import Json
-from workers.verifiers import wire
 from workers.verifiers.calls import Call, Graded, death, not_the_answer, take
 from workers.verifiers.classes import Answer, by_key
 from workers.verifiers.nursery import Grader, Nursery
@@ -99,7 +99,7 @@ class Pool:
     ) -> Graded:
         """Judge a group's answers and sort them into classes. Returns a finding for each index."""
         graded = Graded()
-        base: wire.Frame = {
+        base: frames.Frame = {
             "spec": dict(spec),
             "target": target,
             "item": item or {},
@@ -148,7 +148,7 @@ class Pool:
                 await self._nursery.end(grader)
                 self._idle.append(await self._nursery.spawn())
 
-    async def _by_itself(self, base: wire.Frame, graded: Graded, index: int, text: str) -> None:
+    async def _by_itself(self, base: frames.Frame, graded: Graded, index: int, text: str) -> None:
         """Judge one answer alone, and decide whose fault it is if that fails."""
         started = time.monotonic()
         fault = verifier_error("not judged")
@@ -178,7 +178,7 @@ class Pool:
             finally:
                 await self._nursery.end(grader)
 
-    async def _classify(self, base: wire.Frame, graded: Graded) -> None:
+    async def _classify(self, base: frames.Frame, graded: Graded) -> None:
         """Classes of all answers that have a key; those that cannot be compared stay apart, flagged."""
         answers = [
             Answer(index, finding.extracted, finding.answer_key)
@@ -195,7 +195,7 @@ class Pool:
     async def _converse(self, grader: Grader, call: Call, *, quick: bool) -> None:
         """Send a call and take in what comes back, until done. Raises Hung or Died."""
         try:
-            grader.writer.write(wire.pack(call.frame))
+            grader.writer.write(frames.pack(call.frame))
             async with asyncio.timeout(self._deadline_s):
                 await grader.writer.drain()
             call.stage = "build"
@@ -236,7 +236,7 @@ class Pool:
 
 async def _take_all(grader: Grader, call: Call) -> None:
     while not call.done:
-        frame = await wire.receive(grader.reader)
+        frame = await frames.receive(grader.reader)
         grader.told_at_s, grader.told_cpu_s = time.monotonic(), cast(float, frame["cpu_s"])
         take(frame, call)
 

@@ -52,8 +52,8 @@ def pack(run: str, event: Event) -> Packed:
 def beginning(batch: Sequence[Packed], stored: Sequence[Stored | None]) -> int:
     """How many first messages of a batch are stored, by us, while nothing is of the others; 0 otherwise.
 
-    A server whose store becomes full in the middle of an atomic batch leaves that much of it (nats-server
-    2.12): it checks for room as it stores them.
+    A server whose store became full in the middle of an atomic batch has left that much of it (seen with
+    nats-server 2.14).
     """
     begun = 0
     for packed, found in zip(batch, stored, strict=True):

@@ -48,7 +48,7 @@ class Publisher:
                 await self._single(fresh[0])
 
     async def settle_cohort(self, decisions: Sequence[Decision], on_record: Container[str]) -> None:
-        """The same in one batch, which either is on record or is not; its end is marked."""
+        """The same in one batch; its end is marked."""
         windows = [decision for decision in decisions if isinstance(decision, Closed)]
         for window in windows:
             await self._window(window)
@@ -64,17 +64,7 @@ class Publisher:
                 await self._shadowed(decision)
 
     def _fresh(self, decision: Ended | Closed, on_record: Container[str]) -> list[GroupAnnotated]:
-        """What of a decision is still to be published: of a window mostly all or nothing.
-
-        Of a batch on a full server an earlier life may have got the beginning on record.
-        """
-        arrivals = (
-            [decision.arrival]
-            if isinstance(decision, Ended)
-            else [arrival for arrival, _ in decision.members]
-        )
-        if all(arrival.event.group.group_id in on_record for arrival in arrivals):
-            return []
+        """Its messages that are not on record: of a batch on a full server its beginning alone may be."""
         told = events(decision, self._author, now_us())
         return [event for event in told if event.group.group_id not in on_record]
 

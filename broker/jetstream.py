@@ -63,6 +63,7 @@ class Connection:
         self._closing = False
         self._last_error: Exception | None = None
         self._refused = asyncio.Event()
+        self._refusal: Exception | None = None
         self._reopening: asyncio.Task[None] | None = None
         self.subscriptions: set[_Subscription] = set()
         self._inbox = ""
@@ -90,6 +91,8 @@ class Connection:
                 self._closing = True
                 connecting.cancel()
                 await self._client.close()
+        if self._refusal is not None:
+            raise Unreachable(f"nats.url {shown}: refused ({self._refusal})")
         if self._closing:
             raise Unreachable(
                 f"nats.url {shown}: not connected within {self._settings.connect_wait_s:g} s"
@@ -123,6 +126,8 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
         if "authorization" in f"{type(error).__name__} {error}".lower():
+            # Kept apart: the server hangs up next, and that is reported as an error of its own.
+            self._refusal = error
             self._refused.set()
 
     async def _on_closed(self) -> None:

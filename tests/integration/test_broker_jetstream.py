@@ -1,6 +1,9 @@
 """What only a real server shows: settings read back, refusals, payload limits, its own directory."""
 
 import asyncio
+import json
+import socket
+import struct
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -110,10 +113,29 @@ async def test_a_wrong_password_is_refused_at_once(nats_url: str):
     wrong = NatsSettings(url=url, connect_wait_s=60)
     started = time.monotonic()
 
-    with pytest.raises(Unreachable, match=r"(?i)authorization"):
+    with pytest.raises(Unreachable, match=r"refused .*(?i:authorization)"):
         await jetstream.connect(wrong, "run")
 
     assert time.monotonic() - started < 30, "not after the wait for a server that is away"
+
+
+async def test_a_refusal_is_named_although_the_server_hangs_up_after_it():
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        info = {"server_id": "s", "version": "2.11.0", "max_payload": 1 << 20}
+        writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"-ERR 'Authorization Violation'\r\n")
+        await writer.drain()
+        reset = struct.pack("ii", 1, 0)  # closing sends a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        settings = NatsSettings(url=f"nats://me:wrong@127.0.0.1:{port}", connect_wait_s=30)
+
+        with pytest.raises(Unreachable, match=r"refused .*Authorization Violation"):
+            await jetstream.connect(settings, "run")
 
 
 @pytest.mark.parametrize("url", ["", "nats://", "http://x:y", "nats://host:port"])

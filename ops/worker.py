@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Protocol
 
 import structlog
+import uvloop
 
 from broker.bus import Bus
 from broker.errors import BadConfiguration, Replaced, SluiceError
@@ -86,7 +87,9 @@ def main(
             roles.prepare_model(configuration, paths)
         starts = {name: roles.load(name) for name in names}
         tame_collector()
-        asyncio.run(_work(configuration, starts, paths, resume=resume, connect=connect))
+        # Of the time of a message, a good part is the event loop's.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_work(configuration, starts, paths, resume=resume, connect=connect))
     except BaseExceptionGroup as group:
         return _explain(first_of(group))
     except Exception as error:

@@ -1,8 +1,6 @@
 """This process's end of a durable reader: messages come to one worker each, until acknowledged."""
 
-import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -15,8 +13,10 @@ from broker.wire import Message, Unanswered, Wire, delivery_position
 
 AWAY_PAUSE_S = 0.2
 """Before asking again a server that is away."""
-STRAGGLER_S = 0.005
-"""Messages of one pull come in one go: after this long without one, there are no more."""
+PULL_EXPIRES_S = 2.0
+"""A pull stays open so long; one that a connection took along when it broke brings nothing until then."""
+LATE_S = 0.25
+"""For the server to say that a pull has expired; after that it is as good as expired."""
 
 
 @dataclass
@@ -50,7 +50,11 @@ class JetDelivery:
 
 
 class JetConsumer:
-    """Pulls from a durable consumer; what arrives after a cancelled fetch is kept for the next."""
+    """Pulls from a durable consumer; what arrives after a cancelled fetch is kept for the next.
+
+    A pull stays open until it has brought as many messages as its caller could take: a message that
+    trickles in need not be asked for. No more is ever asked for than the newest fetch allows.
+    """
 
     def __init__(self, wire: Wire, log: Log, stream: str, name: str, resolve: Resolve) -> None:
         self._wire = wire
@@ -58,65 +62,55 @@ class JetConsumer:
         self._consumer = f"{stream}.{name}"
         self._inbox = Inbox()
         self._resolve = resolve
+        self._asked = 0
+        """Messages that the open pull may still bring."""
+        self._over_at = 0.0
+        """When the open pull has expired for certain."""
+        self._ask_at = 0.0
+        """No pull before: the server was away, or refused one."""
 
     async def fetch(self, limit: int, wait_s: float) -> list[Delivery]:
-        """Takes what is there at once; only if there is nothing, waits for one message."""
+        """Takes what is there at once; only if there is nothing, waits for the first."""
         deadline = time.monotonic() + wait_s
         if not self._inbox.is_open:
             await self._inbox.open(self._wire)
-        for question in ({"batch": limit, "no_wait": True}, {"batch": 1}):
+        while True:
+            found = await self._taken(limit)
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            found = await self._pull(question, limit, left_s)
-            if found:
+            if found or left_s <= 0:
                 return found
-        return []
+            await self._inbox.wait(min(left_s, await self._keep_open(limit)))
 
-    async def _pull(
-        self, question: Mapping[str, object], limit: int, left_s: float
-    ) -> list[Delivery]:
-        found = await self._taken(limit)
-        if found:
-            return found
-        expires_s = max(left_s - 0.05, 0.01)
-        if "no_wait" not in question:
-            question = {**question, "expires": round(expires_s * 1_000_000_000)}
+    async def _keep_open(self, limit: int) -> float:
+        """Ask for messages unless a pull is open; after how many seconds to look again."""
+        now = time.monotonic()
+        if self._asked > 0 and now < self._over_at:
+            return self._over_at - now
+        if now < self._ask_at:
+            return self._ask_at - now
+        self._asked, self._over_at = limit, now + PULL_EXPIRES_S + LATE_S
+        question = {"batch": limit, "expires": round(PULL_EXPIRES_S * 1_000_000_000)}
         try:
             await self._inbox.pull(self._wire, self._consumer, question)
         except Unanswered:
-            await asyncio.sleep(min(left_s, AWAY_PAUSE_S))
-            return []
-        return await self._collect(limit, left_s)
+            self._pull_is_over(AWAY_PAUSE_S)
+            return AWAY_PAUSE_S
+        return self._over_at - now
 
-    async def _collect(self, limit: int, left_s: float) -> list[Delivery]:
-        """Until the pull says it is over, `limit` are there, or time is up."""
-        deadline = time.monotonic() + left_s
-        arrived: list[Message] = []
-        while len(arrived) < limit:
-            message = self._inbox.take()
-            if message is None:
-                wait_s = deadline - time.monotonic() if not arrived else STRAGGLER_S
-                if wait_s <= 0:
-                    break
-                await self._inbox.wait(wait_s)
-                if not self._inbox.messages:
-                    break
-                continue
-            if not is_delivery(message):
-                if arrived or (message.headers or {}).get("Status") in ("404", "408"):
-                    break
-                await asyncio.sleep(min(left_s, AWAY_PAUSE_S))  # 503, 409: it will come back
-                break
-            arrived.append(message)
-        return await self._deliver(arrived)
+    def _pull_is_over(self, pause_s: float) -> None:
+        self._asked, self._ask_at = 0, time.monotonic() + pause_s
 
     async def _taken(self, limit: int) -> list[Delivery]:
-        """What earlier pulls brought."""
+        """What has arrived, `limit` messages at most."""
         arrived: list[Message] = []
         while len(arrived) < limit and (message := self._inbox.take()) is not None:
             if is_delivery(message):
+                self._asked -= 1
                 arrived.append(message)
+                continue
+            # 404, 408: it brought what it could. 503, 409: the server will come back.
+            expired = (message.headers or {}).get("Status") in ("404", "408")
+            self._pull_is_over(0.0 if expired else AWAY_PAUSE_S)
         return await self._deliver(arrived)
 
     async def _deliver(self, arrived: list[Message]) -> list[Delivery]:
@@ -136,6 +130,7 @@ class JetConsumer:
 
     async def close(self) -> None:
         """Hands back what arrived and was not fetched."""
+        await self._inbox.drain()
         for delivery in await self._taken(len(self._inbox.messages)):
             await delivery.retry(0.0)
-        await self._inbox.close()
+        self._pull_is_over(0.0)

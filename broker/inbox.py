@@ -91,6 +91,12 @@ class Inbox:
         except TimeoutError:
             return
 
+    async def drain(self) -> None:
+        """Close when all that the server has sent so far is here, to be taken."""
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            await subscription.drain()
+
     async def close(self) -> None:
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None

@@ -6,7 +6,7 @@ errors that the server reports) a new client takes its place with the same subsc
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -22,6 +22,7 @@ from broker.telemetry import Health
 from broker.wire import Message, Unanswered
 
 REOPEN_PAUSE_S = 1.0
+DRAIN_WAIT_S = 1.0
 
 log = structlog.get_logger()
 
@@ -51,6 +52,16 @@ class _Subscription:
                 await current.unsubscribe()
             except nats.errors.Error:
                 return  # the connection went first, and the subscription with it
+
+    async def drain(self) -> None:
+        """Close once all that the server has sent so far is handed over; at once when it is away."""
+        current = self._current
+        if current is not None:
+            # What it sent to a connection that is gone is gone too.
+            with suppress(nats.errors.Error, TimeoutError, OSError):
+                async with asyncio.timeout(DRAIN_WAIT_S):
+                    await current.drain()
+        await self.close()
 
 
 class Connection:

@@ -55,6 +55,10 @@ class Subscription(Protocol):
 
     async def close(self) -> None: ...
 
+    async def drain(self) -> None:
+        """Close after what the server has sent so far; at once when it is away."""
+        ...
+
 
 class Wire(Protocol):
     """One connection to the broker that mends itself."""

@@ -20,7 +20,7 @@ from broker.purge import purge
 from broker.settings import NatsSettings
 from broker.streams import lease_subject, leases_stream
 from broker.topology import H_OBJECT, READERS, Log, Reader, stream_name
-from broker.wire import Message, Unanswered, Wire, api, read_message
+from broker.wire import Message, Unanswered, Wire, api, read_direct, read_message
 
 MARGIN_BYTES = 4096
 """Kept free below the server's payload limit, for headers that the server and batches add."""
@@ -35,6 +35,8 @@ class JetStreamBus:
         self._wire = wire
         self._objects = Objects(wire, run)
         limit = min(wire.max_payload - MARGIN_BYTES, settings.log_bytes // LOG_SHARE)
+        # A replica may lag behind its leader, which alone may be asked then.
+        self._ask = read_direct if settings.replicas == 1 else read_message
         self._publisher = Publisher(wire, run, self._objects, limit_bytes=limit)
 
     async def ensure_logs(
@@ -64,7 +66,7 @@ class JetStreamBus:
         return await self._read(log, {"seq": sequence}) if sequence > 0 else None
 
     async def _read(self, log: Log, question: Mapping[str, object]) -> Stored | None:
-        stored = await read_message(self._wire, log, stream_name(self.run, log), question)
+        stored = await self._ask(self._wire, log, stream_name(self.run, log), question)
         return stored if stored is None else await self._resolve(stored)
 
     async def _resolve(self, stored: Stored) -> Stored:

@@ -157,6 +157,32 @@ async def read_message(
     )
 
 
+async def read_direct(
+    wire: Wire, log: Log, stream: str, question: Mapping[str, object]
+) -> Stored | None:
+    """The same of a stream without replicas, whose only server is its leader, for 100 us less of its time."""
+    try:
+        reply = await wire.request(
+            f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(question), None, API_TIMEOUT_S
+        )
+    except Unanswered:
+        return await read_message(wire, log, stream, question)  # which knows how long to wait
+    found = reply.headers or {}
+    if found.get("Status") == "404":
+        return None
+    if "Nats-Sequence" not in found:
+        return await read_message(wire, log, stream, question)  # which tells what is wrong
+    stored_at = datetime.fromisoformat(found["Nats-Time-Stamp"])
+    return Stored(
+        log=log,
+        sequence=int(found["Nats-Sequence"]),
+        subject=found["Nats-Subject"],
+        headers=own_headers(found),
+        data=reply.data,
+        stored_at_us=round(stored_at.timestamp() * 1_000_000),
+    )
+
+
 def delivery_position(reply: str) -> tuple[int, int, int, int]:
     """(deliveries, stream sequence, consumer sequence, stored at in us) from an acknowledgement subject.
 

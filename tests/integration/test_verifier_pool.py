@@ -405,3 +405,15 @@ async def test_no_program_outlives_the_pool():
         running.cancel()
 
     await asyncio.to_thread(wait_until_gone, started)
+
+
+@pytest.mark.parametrize("name", ["exact", "math"])
+async def test_a_grader_that_has_built_a_verifier_judges_the_next_group_alike(name: str):
+    async with Pool(size=1, deadline_s=20.0, memory_bytes=1 << 30) as pool:
+        first, again = [await grade(pool, {"name": name}, "4", "5", "4", target="4") for _ in "ab"]
+
+    assert [first.findings[i].score for i in range(3)] == [1.0, 0.0, 1.0]
+    assert first.version
+    assert first.classes.of == {0: 0, 1: 1, 2: 0}
+    assert (again.verifier, again.version) == (first.verifier, first.version)
+    assert (again.findings, again.classes) == (first.findings, first.classes)

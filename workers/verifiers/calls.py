@@ -34,6 +34,11 @@ class Call:
     """What the verifier itself may take for one answer."""
     done: bool = False
 
+    @property
+    def spec(self) -> bytes:
+        """What verifier is asked for."""
+        return frames.pack(cast(frames.Frame, self.frame["spec"]))
+
 
 def take(frame: frames.Frame, call: Call) -> None:
     """Fold one frame into what is known."""

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from typing import cast
 
@@ -42,8 +41,12 @@ def serve(connection: socket.socket, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         while (call := frames.read(connection)) is not None:
+            told = bytearray()
             for frame in _answer(call):
-                connection.sendall(frames.pack({**frame, "cpu_s": time.process_time()}))
+                told += frames.pack({**frame, "cpu_s": time.process_time()})
+                if not frame.get("more"):
+                    connection.sendall(told)
+                    told.clear()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except ConnectionError:
@@ -70,12 +73,18 @@ def _answer(call: frames.Frame) -> Iterator[frames.Frame]:
         yield {"at": "error", "detail": str(error)}
         return
     alone_s = verifier.alone_s()
-    yield {"at": "ready", "verifier": name, "version": version, "alone_s": alone_s}
+    if not call.get("known"):
+        # A file of the user's own may change, and its version with it.
+        stays = not is_code(str(registry.normalised(spec)["name"]))
+        yield {
+            "at": "ready", "verifier": name, "version": version, "alone_s": alone_s, "stays": stays,
+        }  # fmt: skip
     answers = cast("list[tuple[int, str]]", call.get("answers", []))
     keyed = [Answer(*pair) for pair in cast("list[tuple[int, str, str]]", call.get("classify", []))]
     # In the quick lane a slow verifier judges nothing: the pool asks again, an answer at a time.
     if answers and not (call.get("quick") and alone_s > 0):
-        keyed = yield from _judge(verifier, cast("str | None", call["target"]), item, answers)
+        target = cast("str | None", call["target"])
+        keyed = yield from _judge(verifier, target, item, answers, quick=bool(call.get("quick")))
     found = classify(verifier, keyed, item, seconds=cast(float, call["seconds"]))
     yield {"at": "done", "classes": found.of, "unresolved": list(found.unresolved)}
 
@@ -96,11 +105,17 @@ def _judge_canaries(name: str) -> None:
 
 
 def _judge(
-    verifier: Verifier, target: str | None, item: Json, answers: list[tuple[int, str]]
+    verifier: Verifier,
+    target: str | None,
+    item: Json,
+    answers: list[tuple[int, str]],
+    *,
+    quick: bool,
 ) -> Generator[frames.Frame, None, list[Answer]]:
     """Tells the findings; returns the answers that have a key."""
     target, problem = _checked_target(verifier, target, item)
-    yield {"at": "gold"}
+    if not quick:
+        yield {"at": "gold"}  # nobody is at fault in the quick lane
     told = time.monotonic()
     findings: list[tuple[int, dict[str, object], float]] = []
     keyed: list[Answer] = []
@@ -113,14 +128,18 @@ def _judge(
                 "ungradable", None, answer.extracted, answer.answer_key, problem.detail
             )
         now = time.monotonic()
-        finding = _short(finding)
-        findings.append((index, asdict(finding), (now - started) * 1e3))
+        fields = _short(finding)
+        findings.append((index, fields, (now - started) * 1e3))
         if finding.extracted is not None and finding.answer_key is not None:
-            keyed.append(Answer(index, finding.extracted, finding.answer_key))
+            keyed.append(
+                Answer(index, cast(str, fields["extracted"]), cast(str, fields["answer_key"]))
+            )
         if now - told > FLUSH_S:
             yield {"at": "found", "findings": findings}
             findings, told = [], now
-    yield {"at": "found", "findings": findings}
+    # Sent with what follows, unless comparing answers may take long, or kill.
+    at_once = quick and type(verifier).same is Verifier.same
+    yield {"at": "found", "findings": findings, "more": at_once}
     return keyed
 
 
@@ -155,15 +174,16 @@ def judge(verifier: Verifier, text: str, target: str | None, item: Json) -> Find
         return verifier_error(f"{type(error).__name__}: {error}")
 
 
-def _short(finding: Finding) -> Finding:
-    return Finding(
-        finding.status,
-        finding.score,
-        finding.extracted and finding.extracted[:EXTRACTED_CHARS],
-        finding.answer_key and finding.answer_key[:EXTRACTED_CHARS],
-        finding.detail[:DETAIL_CHARS],
-        dict(finding.components),
-    )
+def _short(finding: Finding) -> dict[str, object]:
+    """A finding's fields as they travel, long texts cut."""
+    return {
+        "status": finding.status,
+        "score": finding.score,
+        "extracted": finding.extracted and finding.extracted[:EXTRACTED_CHARS],
+        "answer_key": finding.answer_key and finding.answer_key[:EXTRACTED_CHARS],
+        "detail": finding.detail[:DETAIL_CHARS],
+        "components": dict(finding.components),
+    }
 
 
 def start_in_fork(connection: socket.socket, memory_bytes: int) -> None:

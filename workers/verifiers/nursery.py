@@ -55,6 +55,8 @@ class Grader:
         self.reader = reader
         self.writer = writer
         self.calls = 0
+        self.ready: dict[bytes, frames.Frame] = {}
+        """What it has told of verifiers that it has built, by specification: it need not say so again."""
         self.told_cpu_s = 0.0
         """Processor time it had used when it sent its last frame."""
         self.told_at_s = 0.0

@@ -22,6 +22,8 @@ class Array(BaseModel):
 
     @model_validator(mode="after")
     def _size_fits(self) -> "Array":
+        if len(self.shape) == 1 and len(self.data) == self.shape[0] * ITEM_BYTES[self.dtype]:
+            return self  # nearly all are: thousands a second
         if min(self.shape, default=0) < 0:
             raise ValueError(f"shape {self.shape}: expected no negative dimension")
         expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]

@@ -73,7 +73,8 @@ def fault(group: GroupAnnotated, *, version: int, vocabulary: int) -> str | None
     if max(generation.version_max for generation in group.generations) > version:
         return "unknown_version"
     arrays = [unpack(request.prompt_ids), *(unpack(g.token_ids) for g in group.generations)]
-    if any(len(ids) and (ids.min() < 0 or ids.max() >= vocabulary) for ids in arrays):
+    ids = np.concatenate([array.reshape(-1) for array in arrays])  # looked at once, not each alone
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
         return "malformed"
     found = (
         _answer_fault(generation, annotation)

@@ -5,14 +5,15 @@ with the reason, never passed on as good.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from broker.arrays import logprob_array, pack, token_array, unpack
+from broker.arrays import packed, unpack
 from broker.errors import BadConfiguration, Poison
-from broker.messages import Event, Generation, GroupGenerated, GroupKey, GroupRequested
+from broker.messages import Event, GroupGenerated, GroupKey, GroupRequested
 from broker.seeds import row_seed
 from broker.telemetry import now_us
 from workers.rollout.engine import Answer, Job, Refused, Result
@@ -50,7 +51,8 @@ def _answer_fault(request: GroupRequested, answer: Answer) -> str:
         return f"{tokens} tokens; expected 1 to {limit}"
     if len(answer.logprobs) != tokens:
         return f"{len(answer.logprobs)} log-probabilities for {tokens} tokens"
-    if not (np.isfinite(answer.logprobs) & (answer.logprobs <= 0)).all():
+    # Written so that a NaN, which makes every comparison false, is refused.
+    if not (answer.logprobs.min() > -np.inf and answer.logprobs.max() <= 0):
         return "a log-probability is not finite or above 0"
     if not answer.spans:
         return "no version is known for its tokens"
@@ -64,6 +66,11 @@ def _answer_fault(request: GroupRequested, answer: Answer) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)  # needed when its group is asked for, and when it is answered
+def _row_seeds(run_seed: int, group_id: str, size: int) -> tuple[int, ...]:
+    return tuple(row_seed(run_seed, group_id, index) for index in range(size))
+
+
 class Group:
     """Makes the jobs and messages of one rollout process."""
 
@@ -74,8 +81,7 @@ class Group:
         self._worker = worker
 
     def _seeds(self, request: GroupRequested) -> tuple[int, ...]:
-        group_id = request.group.group_id
-        return tuple(row_seed(self._run_seed, group_id, i) for i in range(request.size))
+        return _row_seeds(self._run_seed, request.group.group_id, request.size)
 
     def job(self, request: GroupRequested) -> Job:
         """Raises Poison when the sampling parameters would bias training."""
@@ -103,32 +109,35 @@ class Group:
         if request.sampling.temperature > 0:
             duplicates_total.inc(len(result) - len({a.token_ids.tobytes() for a in result}))
         groups_total.labels("ok").inc()
-        texts = self._texts.of(result)
-        return GroupGenerated(
-            writer_id=self._worker,
-            at_us=now_us(),
-            group=request.group,
-            status="ok",
-            request=request,
-            generations=tuple(
-                Generation(
-                    index=index,
-                    token_ids=token_array(answer.token_ids),
-                    logprobs=logprob_array(answer.logprobs),
-                    finish_reason=answer.finish_reason,
-                    spans=answer.spans,
-                    text=text,
-                    seed=seed,
-                    started_at_us=answer.started_at_us,
-                    finished_at_us=answer.finished_at_us,
-                    signals={name: pack(v, "<f4") for name, v in answer.signals.items()},
-                )
-                for index, (answer, text, seed) in enumerate(
-                    zip(result, texts, self._seeds(request), strict=True)
-                )
-            ),
-            engine=self._engine,
-            worker=self._worker,
+        texts, seeds = self._texts.of(result), self._seeds(request)
+        # Validated in one go, which takes half the time of doing so for each answer and array.
+        return GroupGenerated.model_validate(
+            {
+                "writer_id": self._worker,
+                "at_us": now_us(),
+                "group": request.group,
+                "status": "ok",
+                "request": request,
+                "generations": tuple(
+                    {
+                        "index": index,
+                        "token_ids": packed(answer.token_ids, "<i4"),
+                        "logprobs": packed(answer.logprobs, "<f4"),
+                        "finish_reason": answer.finish_reason,
+                        "spans": answer.spans,
+                        "text": text,
+                        "seed": seed,
+                        "started_at_us": answer.started_at_us,
+                        "finished_at_us": answer.finished_at_us,
+                        "signals": {k: packed(v, "<f4") for k, v in answer.signals.items()},
+                    }
+                    for index, (answer, text, seed) in enumerate(
+                        zip(result, texts, seeds, strict=True)
+                    )
+                ),
+                "engine": self._engine,
+                "worker": self._worker,
+            }
         )
 
     def failed(self, group: GroupKey, event: Event | None, reason: str) -> GroupGenerated:

@@ -31,13 +31,14 @@ async def outputs(path: Path, requests: list[GroupRequested]) -> list[GroupGener
         return await scene.generated(len(requests))
 
 
+def bits(events: list[GroupGenerated]) -> list[tuple[bytes, bytes]]:
+    return [(g.token_ids.data, g.logprobs.data) for e in events for g in e.generations]
+
+
 async def test_a_cohort_decoded_by_another_process_has_the_same_bits(tmp_path: Path):
     cohort = a_cohort(1, 1, 2, 3)
 
     first, second = [await outputs(tmp_path / name, cohort) for name in ("a", "b")]
-
-    def bits(events: list[GroupGenerated]) -> list[tuple[bytes, bytes]]:
-        return [(g.token_ids.data, g.logprobs.data) for e in events for g in e.generations]
 
     assert bits(first) == bits(second)
     assert [event.group.request_seq for event in first] == [1, 2, 3]
@@ -87,6 +88,27 @@ async def test_members_of_a_stored_cohort_that_come_again_are_put_aside(scene: S
 
     assert [event.group.request_seq for event in events] == [1, 2, 3, 4]
     assert events[:2] == stored
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+async def test_a_cohort_of_which_a_full_server_kept_the_beginning_is_finished(
+    scene: Scene, kept: int
+):
+    await scene.publish_weights(0)
+    earlier, later = a_cohort(1, 1, 2, 3), a_cohort(2, 4, 5)
+    for request in (*earlier, *later):
+        await scene.bus.publish(request)
+    # As when its owner dies before it can go on.
+    whole = await outputs(scene.path / "before", earlier)
+    await scene.bus.publish_batch(whole[:kept])
+
+    async with scene.running():
+        events = await scene.generated(5)
+        assert await scene.quiet() == 5
+
+    assert [event.group.request_seq for event in events] == [1, 2, 3, 4, 5]
+    assert events[:kept] == whole[:kept]
+    assert bits(events[:3]) == bits(whole)
 
 
 async def test_an_evaluation_comes_out_the_same_whoever_else_is_asked(tmp_path: Path):

@@ -1,6 +1,7 @@
 """Deterministic mode: whole cohorts, in request order, one batch on an otherwise empty engine.
 
-All answers of a cohort are stored together or not at all, so after a crash it is decoded again just so.
+All answers of a cohort are stored together or not at all, so after a crash it is decoded again just so; also
+when a full server has kept the first of them.
 """
 
 import asyncio
@@ -89,13 +90,26 @@ class CohortWorker:
 
     async def _take(self, delivery: Delivery) -> None:
         request = expect_request(delivery.stored.event())
-        subject = group_subject(self._bus.run, GroupGenerated.KIND, request.group)
         # An acknowledgement can be lost in a crash: then a part of a finished cohort comes again.
         ended = self._service.has_ended(request)
-        if ended or await self._bus.last(Log.GENERATED, subject) is not None:
+        if ended or (await self._is_stored(request) and await self._is_stored_whole(request)):
             await delivery.ack()
         else:
             self._cohorts.add(request, delivery)
+
+    async def _is_stored(self, output: GroupRequested | GroupGenerated) -> bool:
+        subject = group_subject(self._bus.run, GroupGenerated.KIND, output.group)
+        return await self._bus.last(Log.GENERATED, subject) is not None
+
+    async def _is_stored_whole(self, request: GroupRequested) -> bool:
+        """Whether its cohort's last group is answered too; a full server may have kept the first ones."""
+        last = request
+        while (stored := await self._bus.get(Log.REQUESTS, last.group.request_seq + 1)) is not None:
+            following = expect_request(stored.event())
+            if following.cohort != request.cohort:
+                break
+            last = following
+        return await self._is_stored(last)
 
     async def _finish_unless(
         self, stop: asyncio.Event, members: Sequence[tuple[GroupRequested, Delivery]]
@@ -126,15 +140,22 @@ class CohortWorker:
             log.warning("cohort_waits", cohort=requests[0].cohort, reason=str(error))
             return
         events = await self._answer(requests)
-        try:
-            await self._bus.publish_batch(events)
-        except Conflict:
-            log.info("cohort_stored_already", cohort=requests[0].cohort)
+        await self._publish(events)
         for event, (_, delivery) in zip(events, members, strict=True):
             if event.status == "failed":
                 await self._bus.dead_letter(delivery.stored, event.reason)
             await delivery.ack()
         self._cohorts.forget(requests[0])
+
+    async def _publish(self, events: Sequence[GroupGenerated]) -> None:
+        """What of a cohort nobody has published yet: mostly all of it or nothing."""
+        while events:
+            try:
+                await self._bus.publish_batch(events)
+                return
+            except Conflict:
+                events = [event for event in events if not await self._is_stored(event)]
+                log.info("cohort_stored_already", lacking=len(events))
 
     async def _answer(self, requests: Sequence[GroupRequested]) -> list[GroupGenerated]:
         group = self._service.group

@@ -134,6 +134,22 @@ class MortalBus(MemoryBus):
             raise Died
 
 
+class FillingBus(MemoryBus):
+    """A dispatcher's bus whose server is full in the middle of its n-th batch, of which it dies."""
+
+    def __init__(self, server: MemoryServer, run: str, *, batches: int, kept: int) -> None:
+        super().__init__(server, run)
+        self._batches = batches
+        self._kept = kept
+
+    async def publish_batch(self, events: Sequence[Event], *, expect_log: int | None = None) -> int:
+        self._batches -= 1
+        if self._batches > 0:
+            return await super().publish_batch(events, expect_log=expect_log)
+        await super().publish_batch(events[: self._kept], expect_log=expect_log)
+        raise Died
+
+
 Script = Callable[[GroupRequested], str]
 """What becomes of a request: admit, fail, stale, silence, or the reason of a drop."""
 

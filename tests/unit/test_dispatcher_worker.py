@@ -26,6 +26,7 @@ from broker.topology import Log
 from tests.builders import a_request
 from tests.dispatcher_world import (
     Died,
+    FillingBus,
     MortalBus,
     Start,
     a_run,
@@ -430,11 +431,34 @@ def test_in_deterministic_mode_a_killed_dispatcher_asks_for_exactly_the_same(
     killed = asyncio.run(run_with_deaths(start, deaths))
     undisturbed = asyncio.run(run_with_deaths(start, []))
 
-    def said(request: GroupRequested) -> tuple[object, ...]:
-        mixture = request.mixture and request.mixture.model_dump()
-        return request.group, request.sample, request.cohort, request.cohort_size, mixture
+    assert said(killed) == said(undisturbed)
 
-    assert [said(r) for r in killed] == [said(r) for r in undisturbed]
+
+def said(requests: Sequence[GroupRequested]) -> list[tuple[object, ...]]:
+    """All that the same run asks for in the same way."""
+    return [
+        (r.group, r.sample, r.cohort, r.cohort_size, r.mixture and r.mixture.model_dump())
+        for r in requests
+    ]
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize("batches", [3, 4, 5])
+async def test_a_cohort_of_which_a_full_server_kept_the_beginning_is_asked_for_to_its_end(
+    tokenizer: Path, batches: int, kept: int
+):
+    run = a_run(steps=5, groups_per_step=3, deterministic=True, max_staleness=0, pace=0)
+    start = Start(tokenizer, run, two_sources(eval_items=3), evaluation=EvaluationSettings(every=2))
+    server = MemoryServer()
+    world = a_world(run, server, script=some_fail)
+    await world.begin()
+
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        with pytest.raises(Died):
+            await start.dispatch(FillingBus(server, "r", batches=batches, kept=kept))
+        await start.dispatch(world.bus)
+
+    assert said(await train_requests(world.bus)) == said(await run_with_deaths(start, []))
 
 
 async def test_a_full_log_of_requests_does_not_delay_the_end_of_a_run(tokenizer: Path):

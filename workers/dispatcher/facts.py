@@ -43,6 +43,14 @@ class Cohort:
     """A decision about one of its groups has been seen."""
     decided: bool = True
     """All decisions about it have been seen."""
+    size: int = 0
+    lacking: int = 0
+    """Groups of it that are still to be asked for: a full server kept only the first requests."""
+
+    def lacks(self, groups: int) -> None:
+        """What an earlier dispatcher could not store of it."""
+        self.lacking = groups
+        self.first += groups
 
 
 @dataclass

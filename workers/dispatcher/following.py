@@ -11,7 +11,7 @@ from broker.errors import Poison, SluiceError, TooLong
 from broker.messages import GroupRequested
 from broker.telemetry import Health
 from broker.topology import Log, is_unretained, kind_subjects
-from workers.dispatcher.newest import newest_train_request
+from workers.dispatcher.newest import lacking_of_cohort, newest_train_request
 from workers.dispatcher.state import State
 
 READ_LIMIT = 500
@@ -127,6 +127,8 @@ async def catch_up(bus: Bus, state: State, health: Health) -> Followers:
     _refuse_to_draw_again(state, newest)
     if newest is not None:
         state.apply_train_request(newest)
+        if newest.cohort is not None:
+            state.cohort.lacks(await lacking_of_cohort(bus, newest))
     ledger = await _follower(
         bus, Log.LEDGER, lambda stored: _apply_ledger(state, stored), headers_only=False
     )

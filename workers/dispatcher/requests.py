@@ -176,11 +176,12 @@ class RequestBuilder:
         return requests
 
 
-def as_cohort(requests: Sequence[GroupRequested], number: int) -> list[GroupRequested]:
-    """The same requests as one cohort."""
+def as_cohort(
+    requests: Sequence[GroupRequested], number: int, *, size: int
+) -> list[GroupRequested]:
+    """The same requests as one cohort, or as the last of it."""
     return [
-        request.model_copy(update={"cohort": number, "cohort_size": len(requests)})
-        for request in requests
+        request.model_copy(update={"cohort": number, "cohort_size": size}) for request in requests
     ]
 
 

@@ -116,8 +116,9 @@ class State:
         self.counters = request.mixture
         if request.cohort is not None and request.cohort != self.cohort.number:
             # A cohort is published at once, so its last request tells where it began.
-            first = request.group.request_seq + 1 - (request.cohort_size or 1)
-            self.cohort = Cohort(request.cohort, first, touched=False, decided=False)
+            size = request.cohort_size or 1
+            first = request.group.request_seq + 1 - size
+            self.cohort = Cohort(request.cohort, first, touched=False, decided=False, size=size)
 
     @property
     def mark(self) -> tuple[int, int, int]:

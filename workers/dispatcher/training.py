@@ -70,14 +70,20 @@ class Training:
     async def _request_cohort(self, mixture: MixtureUpdated) -> None:
         """The groups that the open window lacks, once nothing that could fill it is undecided."""
         state, cohort = self._state, self._state.cohort
+        if cohort.lacking:
+            # Nothing has moved since its first groups were asked for, so these are the ones meant then.
+            rest = await self._gather(mixture, cohort.lacking)
+            rest = as_cohort(rest, cohort.number, size=cohort.size)
+            if await self._outbox.requests(rest, give_up=self.interrupted):
+                cohort.lacking = 0
+            return
         undecided = not cohort.decided and state.groups.outstanding > 0
         if undecided or state.groups.in_windows > 0:
             return
         requests = await self._gather(mixture, self._room())
         if requests:
-            await self._outbox.requests(
-                as_cohort(requests, cohort.number + 1), give_up=self.interrupted
-            )
+            requests = as_cohort(requests, cohort.number + 1, size=len(requests))
+            await self._outbox.requests(requests, give_up=self.interrupted)
 
     async def _gather(self, mixture: MixtureUpdated, bundles: int) -> list[GroupRequested]:
         """Requests of the next so many bundles; fewer when the sources are exhausted."""

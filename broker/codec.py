@@ -31,14 +31,16 @@ def encode(event: Event) -> bytes:
 def decode(data: bytes, *, unread: Mapping[str, object] | None = None) -> Event:
     """The event in `data`; Poison when the bytes, the kind, the version or a field is not what we speak.
 
-    unread: fields of the body that the caller has no use for, each with the value to take instead;
-    checking the answers of a group is most of the work.
+    unread: fields of the body that the caller has no use for, each with the value to take instead. They
+    are stepped over, whatever is in them; unpacking and checking answers is most of the work.
     """
     if len(data) > MAX_BYTES:
         raise Poison(f"message of {len(data)} bytes; the limit is {MAX_BYTES}")
     try:
         # Tuples, since the messages are immutable; strict string keys by default.
-        envelope = msgpack.unpackb(data, use_list=False, raw=False)
+        envelope = (
+            _without(unread, data) if unread else msgpack.unpackb(data, use_list=False, raw=False)
+        )
     except Exception as error:  # msgpack raises a dozen kinds; all mean bad bytes
         raise Poison(f"not a msgpack envelope: {type(error).__name__}: {error}") from error
     if not isinstance(envelope, dict) or set(envelope) != {"kind", "schema", "body"}:
@@ -50,14 +52,38 @@ def decode(data: bytes, *, unread: Mapping[str, object] | None = None) -> Event:
         raise Poison(
             f"{kind.KIND}: schema {envelope['schema']!r}, this process speaks {kind.SCHEMA}"
         )
-    body = envelope["body"]
-    if unread and isinstance(body, dict):
-        body |= {name: value for name, value in unread.items() if name in body}
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(envelope["body"])
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Poison(
             f"{kind.KIND}.{where}: {first['msg']} ({error.error_count()} errors)"
         ) from error
+
+
+def _without(unread: Mapping[str, object], data: bytes) -> dict[object, object]:
+    """The envelope, with `unread` in place of what the body says under these names."""
+    unpacker = msgpack.Unpacker(
+        use_list=False, raw=False, max_buffer_size=MAX_BYTES, read_size=max(1, len(data))
+    )
+    unpacker.feed(data)
+    envelope: dict[object, object] = {}
+    for _ in range(unpacker.read_map_header()):
+        name = unpacker.unpack()
+        envelope[name] = _body(unpacker, unread) if name == "body" else unpacker.unpack()
+    if unpacker.tell() != len(data):
+        raise ValueError(f"{len(data) - unpacker.tell()} bytes behind it")
+    return envelope
+
+
+def _body(unpacker: msgpack.Unpacker, unread: Mapping[str, object]) -> dict[object, object]:
+    body: dict[object, object] = {}
+    for _ in range(unpacker.read_map_header()):
+        name = unpacker.unpack()
+        if name in unread:
+            unpacker.skip()
+            body[name] = unread[name]
+        else:
+            body[name] = unpacker.unpack()
+    return body

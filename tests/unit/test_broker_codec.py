@@ -80,14 +80,25 @@ HOSTILE = {
 def test_bytes_that_are_not_a_message_are_poison_with_a_reason(data: bytes):
     with pytest.raises(Poison) as caught:
         decode(data)
+    with pytest.raises(Poison) as stepping_over:
+        decode(data, unread={"mixture": None})
 
-    assert len(str(caught.value)) > 10
+    assert min(len(str(found.value)) for found in (caught, stepping_over)) > 10
+
+
+def test_what_nobody_reads_is_stepped_over_whatever_is_in_it():
+    known = {"prompt_text": "", "mixture": None}
+    garbled = body(prompt_text=[{1: b"\xff"}, msgpack.ExtType(5, b"x")])
+
+    assert decode(garbled, unread=known) == a_request(prompt_text="", mixture=None)
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_poison_and_nothing_else(data: bytes):
     with pytest.raises(Poison):
         decode(data)
+    with pytest.raises(Poison):
+        decode(data, unread={"generations": ()})
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,6 +1,5 @@
 """numpy <-> bytes. The only place that knows dtype and byte order; sizes are checked on both ends."""
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -22,11 +21,11 @@ class Array(BaseModel):
 
     @model_validator(mode="after")
     def _size_fits(self) -> "Array":
-        if len(self.shape) == 1 and len(self.data) == self.shape[0] * ITEM_BYTES[self.dtype]:
-            return self  # nearly all are: thousands a second
-        if min(self.shape, default=0) < 0:
-            raise ValueError(f"shape {self.shape}: expected no negative dimension")
-        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        expected = ITEM_BYTES[self.dtype]
+        for dimension in self.shape:
+            if dimension < 0:
+                raise ValueError(f"shape {self.shape}: expected no negative dimension")
+            expected *= dimension
         if len(self.data) != expected:
             raise ValueError(
                 f"data has {len(self.data)} bytes; dtype {self.dtype} and shape {self.shape} need {expected}"

@@ -1,5 +1,6 @@
 """What is said about a group: asked, answered, verified, decided."""
 
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -161,7 +162,7 @@ class Generation(Message):
             raise ValueError(f"logprobs has {len(self.logprobs)} values; token_ids has {tokens}")
         if not self.spans or self.spans[0].first != 0 or self.spans[-1].end != tokens:
             raise ValueError(f"spans {self.spans} do not cover tokens 0..{tokens}")
-        for left, right in zip(self.spans, self.spans[1:], strict=False):
+        for left, right in pairwise(self.spans):
             if left.end != right.first or left.first >= left.end:
                 raise ValueError(f"spans {self.spans} are not contiguous")
         return self

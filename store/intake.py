@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from broker.bus import Bus, Stored
 from broker.codec import decode
@@ -12,8 +14,10 @@ from broker.messages import GroupKey, ReaderAdvanced, RunEnded, RunStarted
 from broker.topology import Log
 from store.closing import Ending, ending
 from store.gaps import Gap
+from store.projection import in_thread
 from store.row import Row
 from store.rows import rows_of
+from store.writer import BadRow, Encoded, encoded
 
 LOGS = (Log.REQUESTS, Log.GENERATED, Log.VERIFIED, Log.ANNOTATED, Log.LEDGER)
 READ_WAIT_S = 1.0
@@ -21,6 +25,10 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """About as much is read from a log at once; there is one chunk a log and a few waiting."""
 CHUNK_MESSAGES = 500
 CHUNKS_WAITING = 5
+BATCH_BYTES = 32 * 1024 * 1024
+"""A batch is full with this much, however few its rows are."""
+UNINTERRUPTED_S = 0.01
+"""Decoding must not hold up the heartbeat, nor whoever else runs in this process."""
 
 Chunk = list[Stored]
 
@@ -51,7 +59,21 @@ class Batch:
     endings: list[Ending] = field(default_factory=list)
     started_at: int = 0
     """LEDGER sequence of the newest RunStarted in the batch; 0: none."""
+    encoded: Encoded | None = None
+    """Its rows, once they are ready to be written; None also when one of them is refused."""
     row_count: int = 0
+    byte_count: int = 0
+
+    def full(self, rows: int) -> bool:
+        """Whether it holds about `rows` rows, or as many bytes as a batch may."""
+        return self.row_count >= rows or self.byte_count >= BATCH_BYTES
+
+    def rows(self) -> list[Row]:
+        return [row for _, found in self.messages for row in found]
+
+    def next(self) -> "Batch":
+        """The one that goes on where this one ends."""
+        return Batch(self.run_id, dict(self.sequences), [*self.late, *self.endings])
 
     def add(self, stored: Stored) -> None:
         """Decode one message; output for a group that an earlier end of the run closed is passed over."""
@@ -60,6 +82,7 @@ class Batch:
             self.gaps.append(Gap(stored.log, before + 1, stored.sequence - 1))
         self.sequences[stored.log] = stored.sequence
         self.moved.add(stored.log)
+        self.byte_count += len(stored.data)
         try:
             event = decode(stored.data, unread=UNREAD.get(stored.log))
             if not isinstance(event, ReaderAdvanced):
@@ -96,25 +119,38 @@ async def follow(bus: Bus, log: Log, after: int, chunks: asyncio.Queue[Chunk]) -
         await cursor.close()
 
 
-async def collect(
+async def batches(
     chunks: asyncio.Queue[Chunk],
-    batch: Batch,
+    first: Batch,
+    found: asyncio.Queue[Batch],
     *,
     rows: int,
-    first_wait_s: float,
     flush_s: float,
-) -> Batch:
-    """Into `batch` up to about `rows` rows, waiting `flush_s` after the first message for more."""
-    deadline = time.monotonic() + first_wait_s
-    while batch.row_count < rows:
+) -> None:
+    """Batch after batch into `found`, for ever: the next is made ready while Postgres takes one."""
+    batch = first
+    while True:
+        await collect(chunks, batch, rows=rows, flush_s=flush_s)
+        with suppress(BadRow):  # writing it finds which
+            batch.encoded = await in_thread(partial(encoded, batch.rows()))
+        await found.put(batch)
+        batch = batch.next()
+
+
+async def collect(chunks: asyncio.Queue[Chunk], batch: Batch, *, rows: int, flush_s: float) -> None:
+    """Into `batch` the next message and what comes within `flush_s`, up to about `rows` rows."""
+    deadline = None
+    while not batch.full(rows):
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async with asyncio.timeout_at(deadline):
                 found = await chunks.get()
         except TimeoutError:
             break
-        if not batch.moved:
-            deadline = time.monotonic() + flush_s
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + flush_s
+        since = time.monotonic()
         for stored in found:
             batch.add(stored)
-            await asyncio.sleep(0)  # decoding large groups must not hold up the heartbeat
-    return batch
+            if time.monotonic() - since > UNINTERRUPTED_S:
+                await asyncio.sleep(0)
+                since = time.monotonic()

@@ -43,20 +43,28 @@ KEY_OF: dict[str, Callable[[Mapping[str, object]], Key]] = {
 
 def gather(rows: Iterable[Row]) -> Tables:
     """Merged rows by table, tables in ORDER, rows sorted by key."""
-    found: dict[str, dict[Key, Mapping[str, object]]] = {name: {} for name in ORDER}
-    for row in rows:
-        name, values = row.table, row.values
-        key = KEY_OF[name](values)
-        merge = MERGES.get(name)
-        known = found[name].get(key)
-        if merge is None:
+    said: Tables = {name: [] for name in ORDER}
+    for table, values in rows:
+        said[table].append(values)
+    return {name: _one_a_key(name, found) for name, found in said.items() if found}
+
+
+def _one_a_key(table: str, rows: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    key_of, merge = KEY_OF[table], MERGES.get(table)
+    found: dict[Key, Mapping[str, object]]
+    if merge is None:
+        rows.reverse()  # of two with one key the later is kept here, so the first
+        found = dict(zip(map(key_of, rows), rows, strict=True))
+    else:
+        merged: dict[Key, Values] = {}
+        for values in rows:
+            known = merged.get(key_of(values))
             if known is None:
-                found[name][key] = values
-        elif isinstance(known, dict):
-            merge(known, values)
-        else:
-            found[name][key] = dict(values)  # a copy: it is merged into
-    return {name: [table[key] for key in sorted(table)] for name, table in found.items() if table}
+                merged[key_of(values)] = dict(values)  # a copy: it is merged into
+            else:
+                merge(known, values)
+        found = dict(merged)
+    return [found[key] for key in sorted(found)]
 
 
 def merge_group(known: Values, more: Mapping[str, object]) -> None:

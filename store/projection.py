@@ -1,7 +1,9 @@
 """The recorder's hold on Postgres: work is retried until Postgres is back, and the wait is seen."""
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -11,6 +13,9 @@ from broker.errors import Unreachable
 from broker.telemetry import Health
 from store import schema
 from store.database import LOST, Connection, connect, without_password
+
+TURN_S = 0.0005
+"""How long a thread of Python goes on while another waits for its turn."""
 
 T = TypeVar("T")
 
@@ -86,3 +91,14 @@ async def in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task], timeout=FINISH_S)
         raise
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Decoding must not keep Postgres waiting: at each of its answers the writer needs a turn, 5 ms away."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

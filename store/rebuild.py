@@ -74,7 +74,7 @@ async def read_log(bus: Bus, log: Log, record: Recording, rows: int) -> int:
     try:
         while cursor.position < state.last:
             batch = Batch(bus.run, record.sequences(), record.endings)
-            while batch.row_count < rows and cursor.position < state.last:
+            while not batch.full(rows) and cursor.position < state.last:
                 found = await cursor.read(CHUNK_MESSAGES, READ_WAIT_S)
                 waited_s = 0.0 if found else waited_s + READ_WAIT_S
                 if waited_s >= READ_LIMIT_S:

@@ -14,8 +14,8 @@ from broker.messages import Incident, ReaderAdvanced, RunStarted
 from broker.telemetry import Health, dead_letters_total, messages_total, now_us, writer_id
 from broker.topology import Log, kind_subjects
 from store.database import Connection, transaction
-from store.intake import CHUNKS_WAITING, Batch, Chunk, collect, follow
-from store.projection import Projection, Stopped
+from store.intake import CHUNKS_WAITING, Batch, Chunk, batches, follow
+from store.projection import Projection, Stopped, short_turns
 from store.recording import Recording
 from store.settings import StoreSettings
 
@@ -39,14 +39,15 @@ async def run(
     projection = Projection(url, health=health, stop=stop)
     recorder = Recorder(bus, projection, settings, health, stop)
     try:
-        async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(_beat(health))]
-            try:
-                await projection.open(settings.connect_wait_s)
-                await recorder.record(group, helpers)
-            finally:
-                for helper in helpers:
-                    helper.cancel()
+        with short_turns():
+            async with asyncio.TaskGroup() as group:
+                helpers = [group.create_task(_beat(health))]
+                try:
+                    await projection.open(settings.connect_wait_s)
+                    await recorder.record(group, helpers)
+                finally:
+                    for helper in helpers:
+                        helper.cancel()
     except* SluiceError as failures:
         raise failures.exceptions[0] from None
     finally:
@@ -83,6 +84,8 @@ class Recorder:
 
     async def record(self, group: asyncio.TaskGroup, helpers: list[asyncio.Task[None]]) -> None:
         chunks: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_WAITING)
+        decoded: asyncio.Queue[Batch] = asyncio.Queue(1)
+        rows, flush_s = self._settings.batch_rows, self._settings.flush_s
         try:
             await self._record.load()
             run_id = self._bus.run
@@ -90,17 +93,17 @@ class Recorder:
             await self._tell_gaps()
             for of, after in self._record.sequences().items():
                 helpers.append(group.create_task(follow(self._bus, of, after, chunks)))
+            first = Batch(run_id, self._record.sequences(), list(self._record.endings))
+            reading = batches(chunks, first, decoded, rows=rows, flush_s=flush_s)
+            helpers.append(group.create_task(reading))
             helpers.append(group.create_task(self._advance_now_and_then()))
             while not await self._finished() and not self._stop.is_set():
-                batch = await collect(
-                    chunks,
-                    Batch(self._bus.run, self._record.sequences(), self._record.endings),
-                    rows=self._settings.batch_rows,
-                    first_wait_s=self._settings.flush_s,
-                    flush_s=self._settings.flush_s,
-                )
-                if batch.moved:
-                    await self._store(batch)
+                try:
+                    async with asyncio.timeout(flush_s):
+                        batch = await decoded.get()
+                except TimeoutError:
+                    continue
+                await self._store(batch)
         except Stopped:
             return
         try:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
@@ -16,9 +17,9 @@ from broker.topology import Log, kind_subjects
 from store import closing, writer
 from store.gaps import Gap
 from store.intake import LOGS, Batch
-from store.projection import Projection
+from store.projection import Projection, in_thread
 from store.row import Row
-from store.writer import BadRow, Position
+from store.writer import BadRow, Encoded, Position
 
 log = structlog.get_logger()
 
@@ -49,7 +50,9 @@ class Recording:
         for of in LOGS:
             first, at = (await self._bus.state(of)).first, self.position(of).sequence
             if first > at + 1:
-                await self._write((), {of: first - 1}, {}, [Gap(of, at + 1, first - 1)])
+                await self._write(
+                    writer.encoded(()), {of: first - 1}, {}, [Gap(of, at + 1, first - 1)]
+                )
 
     def position(self, of: Log) -> Position:
         return self.positions.get(of, Position())
@@ -61,21 +64,21 @@ class Recording:
     async def store(self, batch: Batch) -> None:
         await self._bury_all(batch.undecodable)
         dead = Counter(stored.log for stored, _ in batch.undecodable)
-        rows = [row for _, found in batch.messages for row in found]
         moved = {of: batch.sequences[of] for of in batch.moved}
         try:
+            rows = batch.encoded or await in_thread(partial(writer.encoded, batch.rows()))
             await self._write(rows, moved, dead, batch.gaps)
         except BadRow as error:
             log.warning("a row was refused", reason=str(error))
-            rows, refused = await self._without_refused(batch)
+            left, refused = await self._without_refused(batch)
             await self._bury_all(refused)
             dead.update(stored.log for stored, _ in refused)
-            await self._write(rows, moved, dead, batch.gaps)
+            await self._write(writer.encoded(left), moved, dead, batch.gaps)
         self.endings += batch.endings
 
     async def _write(
         self,
-        rows: Sequence[Row],
+        rows: Encoded,
         sequences: Mapping[Log, int],
         dead: Mapping[Log, int],
         gaps: Sequence[Gap],

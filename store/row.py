@@ -1,14 +1,13 @@
 """The shape of a row on its way to the audit store."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntFlag
+from typing import NamedTuple
 
 Values = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What one event says about one row: its table, and the columns the event knows, key included."""
 
     table: str

@@ -2,11 +2,13 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import orjson
 
-from broker.arrays import unpack
+from broker.arrays import Array, unpack
 from broker.messages import (
     Annotation,
     Generation,
@@ -63,7 +65,11 @@ def generated(run_id: str, sequence: int, event: GroupGenerated) -> list[Row]:
         "engine": event.engine,
         "worker": event.worker,
     }
-    answers = (Row("generation", shared | _generation(answer)) for answer in event.generations)
+    means = _finite_means([answer.logprobs for answer in event.generations])
+    answers = (
+        Row("generation", shared | _generation(answer, *mean))
+        for answer, mean in zip(event.generations, means, strict=True)
+    )
     return [Row("prompt_group", group), *answers]
 
 
@@ -172,16 +178,16 @@ def _group(run_id: str, key: GroupKey) -> Values:
     }
 
 
-def _generation(answer: Generation) -> Values:
-    count, mean = _finite_mean(unpack(answer.logprobs))
+def _generation(answer: Generation, count: int, mean: float | None) -> Values:
+    versions = [span.version for span in answer.spans]
     return {
         "generation_index": answer.index,
         "tokens": len(answer.token_ids),
         "token_ids": answer.token_ids.data,
         "logprob_count": count,
         "finish_reason": answer.finish_reason,
-        "version_min": answer.version_min,
-        "version_max": answer.version_max,
+        "version_min": min(versions),
+        "version_max": max(versions),
         "version_spans": [(span.version, span.first, span.end) for span in answer.spans],
         "text": answer.text,
         "text_sha256": hashlib.sha256(answer.text.encode("utf-8", "surrogatepass")).digest(),
@@ -192,9 +198,21 @@ def _generation(answer: Generation) -> Values:
     }
 
 
-def _finite_mean(values_T: np.ndarray) -> tuple[int, float | None]:
-    """How many values are finite, and their mean; None of none."""
-    total = float(values_T.sum(dtype=np.float64))  # float32 values cannot overflow it
+def _finite_means(arrays: Sequence[Array]) -> list[tuple[int, float | None]]:
+    """Of each array: how many values are finite, and their mean; None of none."""
+    filled = [unpack(array).ravel() for array in arrays if array.data]
+    if not filled:
+        return [(0, None)] * len(arrays)
+    # All in one go: for short answers a call of numpy's costs more than its sums do.
+    ends = list(accumulate(map(len, filled)))
+    values = np.concatenate(filled, dtype=np.float64)  # float32 values cannot overflow it
+    with np.errstate(invalid="ignore"):  # of both infinities
+        totals = iter(np.add.reduceat(values, [0, *ends[:-1]]).tolist())
+    rest = iter(filled)
+    return [_finite_mean(next(rest), next(totals)) if array.data else (0, None) for array in arrays]
+
+
+def _finite_mean(values_T: np.ndarray, total: float) -> tuple[int, float | None]:
     if not math.isfinite(total):
         values_T = values_T[np.isfinite(values_T)]
         total = float(values_T.sum(dtype=np.float64))

@@ -6,7 +6,7 @@ that turns out to hold a known row is staged and merged instead.
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ import psycopg
 from broker.errors import SluiceError
 from store.database import Connection, transaction
 from store.effects import apply_effects
-from store.encode import COLUMNS, encode
+from store.encode import COLUMNS, copied
 from store.gaps import Gap
 from store.merge import Tables, gather, upsert
 from store.row import Row
@@ -32,6 +32,15 @@ REFUSALS = ("21", "22", "23", "54")
 
 class BadRow(SluiceError):
     """Postgres will never take this row; the message says why."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows that are ready to be written."""
+
+    tables: Tables
+    blocks: Mapping[str, bytes]
+    """Table to what COPY reads, in the order of writing."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,19 @@ def positions(connection: Connection, run_id: str) -> dict[str, Position]:
     return {log: Position(sequence, dead) for log, sequence, dead in found}
 
 
+def encoded(rows: Iterable[Row]) -> Encoded:
+    """Merged rows in COPY's form. BadRow when a value is not of its column's kind."""
+    tables, blocks = gather(rows), {}
+    for table, found in tables.items():
+        with _bad_rows(table):
+            blocks[table] = copied(COLUMNS[table], found)
+    return Encoded(tables, blocks)
+
+
 def write(
     connection: Connection,
     run_id: str,
-    rows: Sequence[Row],
+    rows: Encoded,
     moved: Mapping[str, Position],
     *,
     now: datetime,
@@ -65,12 +83,11 @@ def write(
 
     gaps: what was purged unread on the way; floor: the last request that the purged may belong to.
     """
-    tables = gather(rows)
     for attempt in range(1, CONTENTION_TRIES + 1):
         try:
             with transaction(connection):
-                put(connection, tables)
-                apply_effects(connection, run_id, tables)
+                put(connection, rows)
+                apply_effects(connection, run_id, rows.tables)
                 _move(connection, run_id, moved, now)
                 _note(connection, run_id, gaps, floor, now)
             return
@@ -89,20 +106,18 @@ def find_bad(connection: Connection, rows: Sequence[Row]) -> dict[int, str]:
     return found
 
 
-def put(connection: Connection, tables: Tables) -> None:
+def put(connection: Connection, rows: Encoded) -> None:
     """Merge rows into their tables, inside the caller's transaction. BadRow when one is refused."""
-    for table, rows in tables.items():
+    for table, block in rows.blocks.items():
         with _bad_rows(table):
-            columns = COLUMNS[table]
-            encoded = [encode(columns, values) for values in rows]
-            if table not in STRAIGHT or not _copied(connection, table, encoded):
-                _merge(connection, table, encoded)
+            if table not in STRAIGHT or not _added(connection, table, block):
+                _merge(connection, table, block)
 
 
 def _halve(connection: Connection, rows: Sequence[tuple[int, Row]], found: dict[int, str]) -> None:
     try:
         with connection.transaction():
-            put(connection, gather(row for _, row in rows))
+            put(connection, encoded(row for _, row in rows))
         return
     except BadRow as error:
         if len(rows) == 1:
@@ -113,31 +128,29 @@ def _halve(connection: Connection, rows: Sequence[tuple[int, Row]], found: dict[
     _halve(connection, rows[middle:], found)
 
 
-def _copied(connection: Connection, table: str, rows: Sequence[Sequence[object]]) -> bool:
+def _added(connection: Connection, table: str, block: bytes) -> bool:
     """Whether the rows could be added, all of them being new."""
     try:
         with connection.transaction():
-            _copy(connection, table, table, rows)
+            _copy(connection, table, table, block)
     except psycopg.errors.UniqueViolation:
         return False
     return True
 
 
-def _merge(connection: Connection, table: str, rows: Sequence[Sequence[object]]) -> None:
+def _merge(connection: Connection, table: str, block: bytes) -> None:
     # Made anew each time: behind a pooler the next transaction may meet another server process.
     connection.execute(f"CREATE TEMP TABLE staged (LIKE {table}) ON COMMIT DROP".encode())
-    _copy(connection, "staged", table, rows)
+    _copy(connection, "staged", table, block)
     connection.execute(upsert(table).encode())
     connection.execute("DROP TABLE staged")
 
 
-def _copy(connection: Connection, into: str, table: str, rows: Sequence[Sequence[object]]) -> None:
-    # As text: the binary form of an integer beyond the column's range would wrap without a word.
+def _copy(connection: Connection, into: str, table: str, block: bytes) -> None:
     names = ", ".join(COLUMNS[table].names)
-    statement = f"COPY {into} ({names}) FROM STDIN".encode()
+    statement = f"COPY {into} ({names}) FROM STDIN (FORMAT binary)".encode()
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for row in rows:
-            copy.write_row(row)
+        copy.write(block)
 
 
 def _move(

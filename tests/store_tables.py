@@ -25,7 +25,7 @@ def write(connection: Connection, run_id: str, messages: Sequence[Stored]) -> No
     """One batch, with the cursors at its messages."""
     rows = [row for stored in messages for row in rows_of(run_id, stored.sequence, stored.event())]
     moved: dict[str, Position] = {str(stored.log): Position(stored.sequence) for stored in messages}
-    writer.write(connection, run_id, rows, moved, now=NOW)
+    writer.write(connection, run_id, writer.encoded(rows), moved, now=NOW)
 
 
 def write_run(connection: Connection, run_id: str, world: World) -> None:

@@ -1,8 +1,11 @@
 """What Postgres will not take: it is marked, or goes to DEAD alone; the rest is recorded."""
 
+from datetime import UTC, datetime
+
 from broker.topology import Log
 from store import writer
 from store.database import connect
+from store.row import Row
 from store.rows import rows_of
 from tests.builders import a_generation, a_verdict, a_verified
 from tests.store_recording import a_bus, record
@@ -55,6 +58,39 @@ def test_one_bad_row_among_many_is_found_wherever_it_is(postgres_url: str):
     assert [rows[i].values["group_id"] for i in bad] == ["00000007-0-0", "00000031-0-0"]
     assert all("out of range" in reason for reason in bad.values())
     assert left == (0,)
+
+
+def test_postgres_reads_each_kind_of_value_as_it_was_meant(postgres_url: str):
+    at_us = 1_700_000_000_123_457
+    run = {
+        "run_id": RUN, "name": "ü", "config": {"a": [1, None]}, "seed": 18_446_744_073_709_551_615,
+        "started_at": at_us, "status": "running", "reason": "", "last_event_id": 2**62,
+    }  # fmt: skip
+    sample = {
+        "sample_key": "d:1:1", "dataset": "d", "dataset_version": "1", "item_index": 3,
+        "domain": "math", "difficulty": -0.1, "prompt": "", "prompt_is_chat": True,
+        "prompt_sha256": b"\x00\xff", "labeled": False, "verifier": {}, "options": {},
+    }  # fmt: skip
+    others = [run | {"run_id": f"{RUN}-{seed}", "seed": seed} for seed in (0, -30_000, 10_000)]
+    rows = [Row("run", values) for values in (run, *others)]
+
+    with connect(postgres_url) as connection:
+        writer.put(connection, writer.encoded([*rows, Row("sample", sample)]))
+        got = connection.execute(
+            "SELECT name, config, seed, started_at, ended_at, status, last_event_id FROM run "
+            "WHERE run_id = %s", [RUN],
+        ).fetchone()  # fmt: skip
+        seeds = connection.execute("SELECT seed FROM run WHERE run_id <> %s ORDER BY 1", [RUN])
+        kept = connection.execute(
+            "SELECT item_index, difficulty, prompt_is_chat, prompt_sha256, target, labeled, cleaned "
+            "FROM sample"
+        ).fetchone()
+        numbers = [int(seed) for (seed,) in seeds]
+
+    at = datetime(2023, 11, 14, 22, 13, 20, 123457, UTC)
+    assert got == ("ü", {"a": [1, None]}, run["seed"], at, None, "running", 2**62)
+    assert numbers == [-30_000, 0, 10_000]
+    assert kept == (3, -0.1, True, b"\x00\xff", None, False, False)
 
 
 async def test_an_undecodable_message_is_buried_and_counted(postgres_url: str):

@@ -1,13 +1,10 @@
 """What Postgres cannot hold becomes visible and flagged, in columns and in JSON alike."""
 
-from datetime import UTC, datetime
-
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.clean import clean_text, json_text, moment
-from store.encode import COLUMNS, encode
+from store.clean import clean_text, json_text
 
 ANY_TEXT = st.text(st.characters(), max_size=30)  # lone surrogates and NUL included
 JSON = st.recursive(
@@ -49,20 +46,3 @@ def test_numbers_that_json_lacks_are_written_by_name_and_bytes_as_hex():
     assert changed
     assert orjson.loads(text) == {"a": "NaN", "b": ["-Infinity"], "c": "01", "d": None}
     assert json_text({"d": None}) == ('{"d":null}', False)
-
-
-def test_the_flag_of_a_row_tells_whether_any_of_its_values_changed():
-    columns = COLUMNS["verdict"]
-    row = {"extracted": "5", "detail": "", "components": {}, "latency_ms": 0.5}
-
-    kept = encode(columns, row)
-    marked = encode(columns, row | {"components": {"k\x00": 1}})
-    infinite = encode(columns, row | {"latency_ms": float("inf")})
-
-    assert [kept[-1], marked[-1], infinite[-1]] == [False, True, True]
-    assert marked[columns.names.index("components")] == '{"k␀":1}'
-    assert infinite[columns.names.index("latency_ms")] is None
-
-
-def test_a_moment_keeps_its_microseconds():
-    assert moment(1_700_000_000_123_457) == datetime(2023, 11, 14, 22, 13, 20, 123457, UTC)

@@ -1,7 +1,6 @@
 """Events become rows: what each log says, and nothing derived."""
 
 import hashlib
-from datetime import UTC, datetime
 
 import msgpack
 import numpy as np
@@ -59,7 +58,7 @@ def test_a_request_names_its_sample_its_prompt_and_its_place():
     (prompt,) = only(rows, "rendered_prompt")
     (sample,) = only(rows, "sample")
     assert (group["state"], group["requests_seq"], group["request_seq"]) == ("requested", 12, 7)
-    assert group["requested_at"] == datetime.fromtimestamp(AT_US / 1e6, UTC)
+    assert group["requested_at"] == AT_US
     assert group["prompt_sha256"] == prompt["prompt_sha256"]
     assert prompt["token_ids"] == np.array([5, 6, 7], dtype="<i4").tobytes()
     assert (sample["sample_key"], sample["difficulty"]) == ("math:1:3", 2.5)
@@ -86,6 +85,24 @@ def test_an_answer_keeps_its_tokens_and_counts_its_finite_log_probabilities():
     assert (row["tokens"], row["logprob_count"], row["logprob_mean"]) == (3, 2, -2.0)
     assert row["text_sha256"] == hashlib.sha256(b"five").digest()
     assert row["version_spans"] == [(0, 0, 3)]
+
+
+def test_each_answer_has_the_mean_of_its_own_log_probabilities():
+    values = [[-1.0, -2.0], [], [float("inf"), float("-inf")], [-4.0], [-1.0, float("nan"), -5.0]]
+    answers = [
+        a_generation(
+            index,
+            tokens=len(found),
+            token_ids=token_array([0] * len(found)),
+            logprobs=logprob_array(found),
+        )
+        for index, found in enumerate(values)
+    ]
+
+    rows = only(rows_of(RUN, 1, a_generated(generations=tuple(answers))), "generation")
+
+    found = [(row["logprob_count"], row["logprob_mean"]) for row in rows]
+    assert found == [(2, -1.5), (0, None), (0, None), (1, -4.0), (2, -3.0)]
 
 
 def test_an_answer_without_any_finite_log_probability_has_no_mean():

@@ -65,7 +65,14 @@ def copied(columns: Columns, rows: Sequence[Mapping[str, object]]) -> bytes:
             values = [row.get(name) for row in rows]
         try:
             fields.append(_encoded(encode, values, changed))
-        except (AttributeError, KeyError, TypeError, ValueError, StructError) as error:
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ArithmeticError,
+            ValueError,
+            StructError,
+        ) as error:
             raise ValueError(f"{name}: {error}") from error
     count = COUNT.pack(len(fields))
     return b"".join((BEGIN, *chain.from_iterable(zip(repeat(count), *fields, strict=False)), END))
@@ -104,8 +111,11 @@ def _texts(values: Values, changed: Changed) -> list[bytes]:
 
 def _jsons(values: Values, changed: Changed) -> list[bytes]:
     fields: list[bytes] = []
-    last, field = None, NULL
+    last, field = object(), NULL
     for place, value in enumerate(values):
+        if value is None:
+            fields.append(NULL)  # not jsonb's own null: what nobody has said yet may be said later
+            continue
         if value is not last:
             text, dirty = json_text(value)
             field = _field(b"\1" + text.encode())  # 1: the version of jsonb's form

@@ -50,6 +50,25 @@ def test_all_rows_are_flagged_when_all_say_the_same_that_had_to_be_changed():
     assert [(row["detail"], row["cleaned"]) for row in rows] == [("a␀".encode(), b"\1")] * 2
 
 
+def test_what_a_row_does_not_say_is_null_whatever_the_others_say():
+    steps = [{"metrics": {"loss": 1.0}}, {"metrics": None}, {}, {"metrics": {"loss": 2.0}}, {}]
+
+    rows = read(
+        "learner_step",
+        copied(
+            COLUMNS["learner_step"],
+            [
+                {"run_id": "r", "step": n, "status": "planned"} | step
+                for n, step in enumerate(steps)
+            ],
+        ),
+    )
+
+    assert [row["metrics"] for row in rows] == [
+        b'\1{"loss":1.0}', None, None, b'\1{"loss":2.0}', None
+    ]  # fmt: skip
+
+
 def test_time_counts_in_microseconds_from_the_year_2000():
     (row,) = read("verdict", copied(COLUMNS["verdict"], [VERDICT]))
 

@@ -60,6 +60,7 @@ def connect(url: str, *, wait_s: float = 0.0, application: str = "sluice") -> Co
                 address,
                 connect_timeout=CONNECT_TIMEOUT_S,
                 application_name=application,
+                client_encoding="utf8",  # what COPY is given, whatever the environment says
                 prepare_threshold=None,  # a pooler may give each transaction another server process
                 keepalives_idle=10,
                 keepalives_interval=5,

@@ -127,7 +127,7 @@ async def batches(
     rows: int,
     flush_s: float,
 ) -> None:
-    """Batch after batch into `found`, for ever: the next is made ready while Postgres takes one."""
+    """Batch after batch into `found`, for ever: the next ones are made ready while Postgres takes one."""
     batch = first
     while True:
         await collect(chunks, batch, rows=rows, flush_s=flush_s)

@@ -184,7 +184,7 @@ def _bad_rows(table: str) -> Iterator[None]:
         if (error.sqlstate or "")[:2] in REFUSALS:
             raise BadRow(f"{table}: {_first_line(error)}") from error
         raise
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadRow(f"{table}: {error}") from error
 
 

@@ -196,6 +196,17 @@ class Lease:
         self._lost = value not in (self._me.encode(), None)
         return not self._lost
 
+    async def taken_by(self) -> str:
+        """Who holds the lease in our place; empty when nobody does, or when the broker does not say."""
+        try:
+            async with asyncio.timeout(RELEASE_LIMIT_S):
+                value, _ = await self._bus.read_lease(self._role)
+        except (SluiceError, TimeoutError):
+            return ""
+        holder = Holder.decode(value) if value and value != self._me.encode() else None
+        self._lost = self._lost or holder is not None
+        return holder.writer_id if holder else ""
+
     async def release(self) -> None:
         """So that a standby takes over at once. Failing to do so costs it the wait and nothing else."""
         if self._lost:
@@ -234,6 +245,11 @@ async def hold(
                 if not await lease.outlasts():
                     raise
                 log.warning("begins_again", lease=role, reason=str(refusal))
+            except Exception as error:
+                # Whoever took our place tidies up, maybe under our feet.
+                if holder := await lease.taken_by():
+                    raise Replaced(f"the lease of {role} is held by {holder}; {error!r}") from error
+                raise
     finally:
         await lease.release()
 

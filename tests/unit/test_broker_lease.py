@@ -159,6 +159,21 @@ async def test_the_error_of_the_work_itself_comes_out_as_it_is_and_the_lease_is_
     assert (await bus.read_lease("learner"))[0] == RELEASED
 
 
+async def test_work_that_fails_where_another_took_over_was_replaced():
+    bus = a_bus()
+
+    async def fail() -> None:
+        _, revision = await bus.read_lease("learner")
+        await bus.write_lease("learner", ELSEWHERE.encode(), expect=revision)
+        raise FileNotFoundError("tidied up")
+
+    with pytest.raises(Replaced, match=r"held by learner@elsewhere.*tidied up"):
+        await hold(
+            bus, "learner", fail, health=Health("learner"), stop=asyncio.Event(), timing=FAST
+        )
+    assert (await bus.read_lease("learner"))[0] == ELSEWHERE.encode()
+
+
 async def test_a_lease_that_the_broker_forgot_is_written_again():
     server = MemoryServer()
     bus = a_bus(server)

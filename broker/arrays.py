@@ -3,10 +3,11 @@
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DType = Literal["<i4", "<f4", "<f2", "|u1"]
 ITEM_BYTES: dict[str, int] = {"<i4": 4, "<f4": 4, "<f2": 2, "|u1": 1}
+MAX_DIMENSIONS = 4
 DTYPES = {name: np.dtype(name) for name in ITEM_BYTES}
 
 
@@ -16,7 +17,7 @@ class Array(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     dtype: DType
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = Field(max_length=MAX_DIMENSIONS)
     data: bytes
 
     @model_validator(mode="after")

@@ -62,28 +62,36 @@ def decode(data: bytes, *, unread: Mapping[str, object] | None = None) -> Event:
         ) from error
 
 
-def _without(unread: Mapping[str, object], data: bytes) -> dict[object, object]:
+def _without(unread: Mapping[str, object], data: bytes) -> dict[str, object]:
     """The envelope, with `unread` in place of what the body says under these names."""
     unpacker = msgpack.Unpacker(
-        use_list=False, raw=False, max_buffer_size=MAX_BYTES, read_size=max(1, len(data))
+        use_list=False, raw=False, max_buffer_size=max(1, len(data)), read_size=max(1, len(data))
     )
     unpacker.feed(data)
-    envelope: dict[object, object] = {}
+    envelope: dict[str, object] = {}
     for _ in range(unpacker.read_map_header()):
-        name = unpacker.unpack()
+        name = _name(unpacker)
         envelope[name] = _body(unpacker, unread) if name == "body" else unpacker.unpack()
     if unpacker.tell() != len(data):
         raise ValueError(f"{len(data) - unpacker.tell()} bytes behind it")
     return envelope
 
 
-def _body(unpacker: msgpack.Unpacker, unread: Mapping[str, object]) -> dict[object, object]:
-    body: dict[object, object] = {}
+def _body(unpacker: msgpack.Unpacker, unread: Mapping[str, object]) -> dict[str, object]:
+    body: dict[str, object] = {}
     for _ in range(unpacker.read_map_header()):
-        name = unpacker.unpack()
+        name = _name(unpacker)
         if name in unread:
             unpacker.skip()
             body[name] = unread[name]
         else:
             body[name] = unpacker.unpack()
     return body
+
+
+def _name(unpacker: msgpack.Unpacker) -> str:
+    """Of a field. Other keys would have to be hashed first, whatever that costs."""
+    name = unpacker.unpack()
+    if not isinstance(name, str):
+        raise ValueError(f"a key that is {type(name).__name__}, expected text")
+    return name

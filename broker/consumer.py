@@ -15,7 +15,7 @@ AWAY_PAUSE_S = 0.2
 """Before asking again a server that is away."""
 PULL_EXPIRES_S = 2.0
 """A pull stays open so long; one that a connection took along when it broke brings nothing until then."""
-LATE_S = 0.25
+LATE_S = 1.0
 """For the server to say that a pull has expired; after that it is as good as expired."""
 
 
@@ -53,7 +53,8 @@ class JetConsumer:
     """Pulls from a durable consumer; what arrives after a cancelled fetch is kept for the next.
 
     A pull stays open until it has brought as many messages as its caller could take: a message that
-    trickles in need not be asked for. No more is ever asked for than the newest fetch allows.
+    trickles in need not be asked for. No more is asked for than the newest fetch allows, unless the server,
+    or this process, was held up for longer than LATE_S.
     """
 
     def __init__(self, wire: Wire, log: Log, stream: str, name: str, resolve: Resolve) -> None:
@@ -116,21 +117,25 @@ class JetConsumer:
     async def _deliver(self, arrived: list[Message]) -> list[Delivery]:
         found: list[Delivery] = []
         for message in arrived:
-            deliveries, *_ = delivery_position(message.reply)
-            stored = as_stored(self._log, message)
-            delivery = JetDelivery(stored, deliveries, self._wire, message.reply)
-            if H_OBJECT in stored.headers:
+            delivery = self._delivery(message)
+            if H_OBJECT in delivery.stored.headers:
                 try:
-                    delivery.stored = await self._resolve(stored)
+                    delivery.stored = await self._resolve(delivery.stored)
                 except TooLong:
                     await delivery.retry(1.0)
                     continue
             found.append(delivery)
         return found
 
+    def _delivery(self, message: Message) -> JetDelivery:
+        deliveries, *_ = delivery_position(message.reply)
+        stored = as_stored(self._log, message)
+        return JetDelivery(stored, deliveries, self._wire, message.reply)
+
     async def close(self) -> None:
         """Hands back what arrived and was not fetched."""
         await self._inbox.drain()
-        for delivery in await self._taken(len(self._inbox.messages)):
-            await delivery.retry(0.0)
+        while (message := self._inbox.take()) is not None:
+            if is_delivery(message):
+                await self._delivery(message).retry(0.0)
         self._pull_is_over(0.0)

@@ -54,7 +54,7 @@ class _Subscription:
                 return  # the connection went first, and the subscription with it
 
     async def drain(self) -> None:
-        """Close once all that the server has sent so far is handed over; at once when it is away."""
+        """Close once all that the server has sent so far is handed over, after DRAIN_WAIT_S at most."""
         current = self._current
         if current is not None:
             # What it sent to a connection that is gone is gone too.

@@ -56,7 +56,7 @@ class Subscription(Protocol):
     async def close(self) -> None: ...
 
     async def drain(self) -> None:
-        """Close after what the server has sent so far; at once when it is away."""
+        """Close after what the server has sent so far; within a second when it is away."""
         ...
 
 

@@ -72,8 +72,10 @@ def fault(group: GroupAnnotated, *, version: int, vocabulary: int) -> str | None
         return "sampling"
     if max(generation.version_max for generation in group.generations) > version:
         return "unknown_version"
-    arrays = [unpack(request.prompt_ids), *(unpack(g.token_ids) for g in group.generations)]
-    ids = np.concatenate([array.reshape(-1) for array in arrays])  # looked at once, not each alone
+    packed = [request.prompt_ids, *(g.token_ids for g in group.generations)]
+    if any(array.dtype != "<i4" for array in packed):
+        return "malformed"
+    ids = np.concatenate([unpack(array).reshape(-1) for array in packed])  # at once, not each alone
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
         return "malformed"
     found = (

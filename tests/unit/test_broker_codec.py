@@ -93,6 +93,14 @@ def test_what_nobody_reads_is_stepped_over_whatever_is_in_it():
     assert decode(garbled, unread=known) == a_request(prompt_text="", mixture=None)
 
 
+@pytest.mark.parametrize("key", [1, b"kind", (1, 2)])
+def test_a_key_that_is_no_text_is_poison_whoever_reads(key: object):
+    for where in ({key: 0}, {"kind": "group_requested", "schema": 1, "body": {key: 0}}):
+        for unread in (None, {"mixture": None}):
+            with pytest.raises(Poison):
+                decode(msgpack.packb(where), unread=unread)
+
+
 @given(st.binary(max_size=300))
 def test_random_bytes_are_poison_and_nothing_else(data: bytes):
     with pytest.raises(Poison):

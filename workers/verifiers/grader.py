@@ -55,7 +55,10 @@ def serve(connection: socket.socket, memory_bytes: int) -> None:
 
 
 def _answer(call: frames.Frame) -> Iterator[frames.Frame]:
-    """The frames that answer one call: ready, gold, findings, done; or error alone."""
+    """The frames that answer one call: ready, gold, findings, done; or error alone.
+
+    No ready where the owner knows it, and no gold in the quick lane.
+    """
     spec = cast("Mapping[str, object]", call["spec"])
     item = cast(Json, call["item"])
     try:

@@ -213,7 +213,7 @@ class World:
         elif request.cohort is None:
             await self._decide([request])
         else:
-            self.cohort.append(request)
+            self.cohort = [r for r in self.cohort if r.cohort == request.cohort] + [request]
             if len(self.cohort) == request.cohort_size:
                 cohort, self.cohort = self.cohort, []
                 await self._decide(cohort, cohort_end=True)

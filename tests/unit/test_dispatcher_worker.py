@@ -461,6 +461,31 @@ async def test_a_cohort_of_which_a_full_server_kept_the_beginning_is_asked_for_t
     assert said(await train_requests(world.bus)) == said(await run_with_deaths(start, []))
 
 
+async def test_a_begun_cohort_that_ended_with_the_run_is_not_filled_up_when_it_is_resumed(
+    tokenizer: Path,
+):
+    run = a_run(
+        steps=5, groups_per_step=3, deterministic=True, max_staleness=0, pace=0, drain_wait_s=0.3
+    )
+    start = Start(tokenizer, run, two_sources())
+    server = MemoryServer()
+    world = a_world(run, server, script=lambda r: "silence" if r.cohort == 3 else "admit")
+    await world.begin()
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        with pytest.raises(Died):
+            await start.dispatch(FillingBus(server, "r", batches=3, kept=1))
+        await ask_to_stop(world.bus)
+        await start.dispatch(world.bus)
+        assert (await the_end(world.bus)).status == "stopped"
+        world.script = lambda r: "admit"
+        await start.dispatch(world.bus, resume=True)
+
+    sizes = Counter(r.cohort for r in await train_requests(world.bus))
+    assert (await the_end(world.bus)).status == "finished"
+    assert sizes[3] == 1
+    assert all(size == 3 for cohort, size in sizes.items() if cohort != 3)
+
+
 async def test_a_full_log_of_requests_does_not_delay_the_end_of_a_run(tokenizer: Path):
     run = a_run(steps=500, groups_per_step=50, drain_wait_s=0.3)
     start = Start(tokenizer, run, two_sources())

@@ -37,17 +37,24 @@ async def newest_train_request(bus: Bus, domain: str | None = None) -> GroupRequ
 
 async def lacking_of_cohort(bus: Bus, newest: GroupRequested) -> int:
     """Groups of the newest request's cohort that were not asked for: a full server kept only the first."""
-    size, end = newest.cohort_size or 1, newest.group.request_seq
-    first = (await bus.state(Log.REQUESTS)).first
-    if first > end + 1 - size > 0:
-        return 0  # purged, so it ended; what has begun only does not
-    # Requests are numbered as their log is, and those of a cohort follow each other.
-    for lacking in range(size):
-        stored = await bus.get(Log.REQUESTS, end + 1 - size + lacking)
-        try:
-            event = stored.event() if stored is not None else None
-        except Poison:
-            continue  # a stranger's
-        if isinstance(event, GroupRequested) and event.cohort == newest.cohort:
-            return lacking
-    return 0
+    state, kept = await bus.state(Log.REQUESTS), 0
+    for sequence in range(state.last, state.first - 1, -1):
+        event = await _train_request(bus, sequence)
+        if event is None or event.cohort is None:
+            continue  # an evaluation, or a stranger's
+        if event.cohort != newest.cohort:
+            break
+        kept += 1
+    else:
+        if state.first > 1:
+            return 0  # partly purged, so it ended; what has begun only does not
+    return max(0, (newest.cohort_size or 1) - kept)
+
+
+async def _train_request(bus: Bus, sequence: int) -> GroupRequested | None:
+    stored = await bus.get(Log.REQUESTS, sequence)
+    try:
+        event = stored.event() if stored is not None else None
+    except Poison:
+        return None
+    return event if isinstance(event, GroupRequested) else None

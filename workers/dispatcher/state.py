@@ -115,7 +115,7 @@ class State:
         """The newest train request with its body: position of the mixture, cohort."""
         self.counters = request.mixture
         if request.cohort is not None and request.cohort != self.cohort.number:
-            # A cohort is published at once, so its last request tells where it began.
+            # Its requests follow each other, so the last one tells where it began, if none is lacking.
             size = request.cohort_size or 1
             first = request.group.request_seq + 1 - size
             self.cohort = Cohort(request.cohort, first, touched=False, decided=False, size=size)
@@ -272,7 +272,11 @@ class State:
     def close_ended_runs(self) -> None:
         """What was still open when the run last ended, ended as `run_ended`."""
         if self._cuts:
-            self.groups.end_all(up_to=self._cuts[-1][Log.REQUESTS])
+            cut = self._cuts[-1][Log.REQUESTS]
+            self.groups.end_all(up_to=cut)
+            if self.last_train_sequence <= cut:
+                # What there is of a begun cohort has ended; the next groups are a cohort of their own.
+                self.cohort.lacking = 0
 
     @property
     def uncommitted_step(self) -> int | None:

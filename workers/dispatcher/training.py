@@ -71,7 +71,7 @@ class Training:
         """The groups that the open window lacks, once nothing that could fill it is undecided."""
         state, cohort = self._state, self._state.cohort
         if cohort.lacking:
-            # Nothing has moved since its first groups were asked for, so these are the ones meant then.
+            # The run went on waiting for all of it, so these are the ones that were meant.
             rest = await self._gather(mixture, cohort.lacking)
             rest = as_cohort(rest, cohort.number, size=cohort.size)
             if await self._outbox.requests(rest, give_up=self.interrupted):

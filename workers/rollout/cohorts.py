@@ -92,7 +92,10 @@ class CohortWorker:
         request = expect_request(delivery.stored.event())
         # An acknowledgement can be lost in a crash: then a part of a finished cohort comes again.
         ended = self._service.has_ended(request)
-        if ended or (await self._is_stored(request) and await self._is_stored_whole(request)):
+        if ended or (
+            await self._is_stored(request)
+            and await self._is_stored(await self._last_of_cohort(request, delivery.stored.sequence))
+        ):
             await delivery.ack()
         else:
             self._cohorts.add(request, delivery)
@@ -101,15 +104,21 @@ class CohortWorker:
         subject = group_subject(self._bus.run, GroupGenerated.KIND, output.group)
         return await self._bus.last(Log.GENERATED, subject) is not None
 
-    async def _is_stored_whole(self, request: GroupRequested) -> bool:
-        """Whether its cohort's last group is answered too; a full server may have kept the first ones."""
+    async def _last_of_cohort(self, request: GroupRequested, sequence: int) -> GroupRequested:
+        """The newest request of its cohort, of whose answers a full server may have kept the first ones."""
         last = request
-        while (stored := await self._bus.get(Log.REQUESTS, last.group.request_seq + 1)) is not None:
-            following = expect_request(stored.event())
+        while (stored := await self._bus.get(Log.REQUESTS, sequence + 1)) is not None:
+            sequence += 1
+            try:
+                following = expect_request(stored.event())
+            except Poison:
+                continue  # a stranger's
+            if following.cohort is None:
+                continue  # an evaluation
             if following.cohort != request.cohort:
                 break
             last = following
-        return await self._is_stored(last)
+        return last
 
     async def _finish_unless(
         self, stop: asyncio.Event, members: Sequence[tuple[GroupRequested, Delivery]]
@@ -154,8 +163,11 @@ class CohortWorker:
                 await self._bus.publish_batch(events)
                 return
             except Conflict:
-                events = [event for event in events if not await self._is_stored(event)]
-                log.info("cohort_stored_already", lacking=len(events))
+                lacking = [event for event in events if not await self._is_stored(event)]
+                if len(lacking) == len(events):
+                    raise  # refused for another reason than what is stored
+                events = lacking
+                log.info("cohort_stored_already", lacking=len(lacking))
 
     async def _answer(self, requests: Sequence[GroupRequested]) -> list[GroupGenerated]:
         group = self._service.group

@@ -19,7 +19,8 @@ from tests.e2e.cluster import Cluster
 
 QUOTA = 1 << 20
 OPTIONS = {
-    "steps": 60,
+    # More than fit in any of the logs.
+    "steps": 150,
     "log_bytes": QUOTA,
     "checkpoint_every": 10,
     # Short prompts, so that a checkpoint interval of the largest groups fits.

@@ -68,10 +68,9 @@ class Heard:
 class Watcher:
     """Looks again and again; holds what it saw last. For people, and to tell progress from standstill."""
 
-    def __init__(self, bus: Bus, measure: Callable[[], int]) -> None:
-        self._bus, self._measure = bus, measure
+    def __init__(self, bus: Bus, look_at_memory: Callable[[], None]) -> None:
+        self._bus, self._look_at_memory = bus, look_at_memory
         self.pulse = Pulse()
-        self.peak_memory_bytes = 0
         self._heard = Heard()
 
     async def watch(self) -> None:
@@ -82,6 +81,5 @@ class Watcher:
                 self.pulse = await pulse_of(self._bus, self._heard.take(said, loop.time()))
             if loop.time() >= memory_at:
                 memory_at = loop.time() + MEMORY_S
-                used = await asyncio.to_thread(self._measure)
-                self.peak_memory_bytes = max(self.peak_memory_bytes, used)
+                await asyncio.to_thread(self._look_at_memory)
             await asyncio.sleep(PULSE_S)

@@ -23,7 +23,7 @@ from ops.children import Child, worker_job
 from ops.closing import close_run
 from ops.failures import first_of
 from ops.paths import RunPaths, services_dir, write_json
-from ops.processes import descendants, memory_bytes
+from ops.processes import MemoryPeak, descendants
 from ops.progress import Display
 from ops.services import Services
 from ops.settings import Configuration
@@ -61,6 +61,7 @@ class Supervisor:
         """Between the earlier life that was cut off, if any, and this one."""
         self._children: list[Child] = []
         self._watcher: Watcher | None = None
+        self._memory = MemoryPeak()
         self._bus: Bus | None = None
         self._written: dict[str, list[int]] = {}
         self._told: set[str] = set()
@@ -84,7 +85,7 @@ class Supervisor:
             self._bus = bus = await jetstream.connect(settings, self.paths.run_id)
             stack.push_async_callback(bus.close)
             await bus.ensure_logs(settings)
-            self._watcher = Watcher(bus, self._measure_memory)
+            self._watcher = Watcher(bus, self._look_at_memory)
             self.view = await read_view(bus, READ_LIMIT_S)
             if self.view.ended is None and self.view.last_us is not None:
                 self._pauses = [(self.view.last_us, self._started_us)]
@@ -166,7 +167,7 @@ class Supervisor:
 
     @property
     def peak_memory_bytes(self) -> int:
-        return self._watcher.peak_memory_bytes if self._watcher is not None else 0
+        return self._memory.most_bytes
 
     @property
     def timings(self) -> dict[str, float | None]:
@@ -252,7 +253,7 @@ class Supervisor:
             self._told.add(kind)
             self._display.say(f"incident: {self.view.last_incident}")
         if self._watcher is not None:
-            memory = self._watcher.peak_memory_bytes
+            memory = self._memory.most_bytes
             self._display.show(self.view, self._watcher.pulse, memory_bytes=memory)
 
     async def _read(self, cursor: Cursor) -> None:
@@ -267,9 +268,9 @@ class Supervisor:
                 log.warning("role_lingers", role=child.job.name)
                 child.signal(signal.SIGTERM)
 
-    def _measure_memory(self) -> int:
+    def _look_at_memory(self) -> None:
         roots = [os.getpid(), *(pid for pids in self.services.pids().values() for pid in pids)]
-        return memory_bytes(sorted({pid for root in roots for pid in descendants(root)}))
+        self._memory.look(sorted({pid for root in roots for pid in descendants(root)}))
 
     # --- interruption ---
 

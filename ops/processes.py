@@ -4,9 +4,12 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+NOTICEABLY_MORE = 1.01
 
 
 def die_with(parent: int) -> None:
@@ -47,13 +50,33 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def memory_bytes(pids: list[int]) -> int:
-    """Memory that the processes use together; pages they share are counted once (PSS)."""
-    total = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue  # it ended, or belongs to somebody else
-        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-    return total * 1024
+class MemoryPeak:
+    """The most memory that some processes used together, as far as one has looked."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._resident_then = 0
+
+    def look(self, pids: Sequence[int]) -> None:
+        """Closely only where it may be more than before: the kernel walks all pages of a process for that."""
+        resident = sum(map(_resident_bytes, pids))
+        if resident > self._resident_then * NOTICEABLY_MORE:
+            self._resident_then = resident
+            self.most_bytes = max(self.most_bytes, sum(map(_proportional_bytes, pids)))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Of one process, pages that it shares in full; 0 when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Of one process, of shared pages its share (PSS); 0 when it has ended or belongs to somebody else."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))

@@ -5,6 +5,7 @@ nothing here knows a model family. Grouped-query heads share their keys without 
 Legend: B rows, Q query heads, H key/value heads, T new tokens, L slots attended to, D head size.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from workers.rollout.kv_cache import KvCache
+from workers.rollout.runs import Run
 
 NAME = "sluice_rows"
 """Of this attention in transformers' registry. No mask function is registered under it, so the model
@@ -75,27 +77,28 @@ class Prefill:
 class Decode:
     """One token for each of the first B rows, each at a position of its own."""
 
-    def __init__(self, cache: KvCache, positions: Tensor, length: int) -> None:
-        """positions (B,) int64, all below `length`."""
+    def __init__(self, cache: KvCache, positions: Tensor, runs: Sequence[Run]) -> None:
+        """positions (B,) int64, those of each run all below its length."""
         self._cache = cache
         self._positions = positions
-        self._length = length
+        self._runs = runs
         heads = torch.arange(len(positions) * cache.shape.heads, device=positions.device)
         self._at = heads * cache.slots + positions.repeat_interleave(cache.shape.heads)
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[Run, int | None], Tensor] = {}
 
-    def _mask(self, window: int | None, shared: int, dtype: torch.dtype) -> Tensor:
+    def _mask(self, run: Run, window: int | None, shared: int, dtype: torch.dtype) -> Tensor:
         """(B * H, Q / H, L): 0 where the row may look, -inf elsewhere; made once per pass."""
-        if window not in self._masks:
-            at = torch.arange(self._length, device=self._positions.device)
-            hidden = at > self._positions[:, None]
+        if (run, window) not in self._masks:
+            at = torch.arange(run.length, device=self._positions.device)
+            positions = self._positions[run.first : run.end, None]
+            hidden = at > positions
             if window is not None:
-                hidden |= at <= self._positions[:, None] - window
+                hidden |= at <= positions - window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             mask.masked_fill_(hidden, float("-inf"))
             expanded = mask[:, None, None].expand(-1, self._cache.shape.heads, shared, -1)
-            self._masks[window] = expanded.reshape(-1, shared, self._length)
-        return self._masks[window]
+            self._masks[run, window] = expanded.reshape(-1, shared, run.length)
+        return self._masks[run, window]
 
     def attend(
         self,
@@ -111,13 +114,17 @@ class Decode:
         keys, values = self._cache.keys(layer), self._cache.values(layer)
         keys.view(-1, size).index_copy_(0, self._at, key.reshape(-1, size))
         values.view(-1, size).index_copy_(0, self._at, value.reshape(-1, size))
-        # Views (B * H, L, D): the rows in use lie together.
-        keys = keys.flatten(0, 1)[: rows * heads, : self._length]
-        values = values.flatten(0, 1)[: rows * heads, : self._length]
         query = query.reshape(rows * heads, shared, size)
-        mask = self._mask(window, shared, query.dtype)
         attend = _products if query.device.type == "cpu" else _fused
-        return attend(query, keys, values, mask, scale).view(rows, 1, heads * shared, size)
+        found: list[Tensor] = []
+        for run in self._runs:
+            # Views (B * H, L, D): the rows of a run lie together.
+            part, slots = slice(run.first * heads, run.end * heads), slice(run.length)
+            mask = self._mask(run, window, shared, query.dtype)
+            k, v = (x.flatten(0, 1)[part, slots] for x in (keys, values))
+            found.append(attend(query[part], k, v, mask, scale))
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        return whole.view(rows, 1, heads * shared, size)
 
 
 def _fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from broker.messages import Sampling
 from workers.rollout.enlarge import enlarged
 from workers.rollout.kv_cache import KvCache
+from workers.rollout.runs import Run, runs_of
 from workers.rollout.sampling import choose
 
 # Columns of the integer state: the token to feed next, its position, how many tokens are sampled,
@@ -73,6 +74,10 @@ class Batch:
     def length(self) -> int:
         """Slots that the longest row needs once its next token is fed."""
         return max(self._origins, default=-1 - self._steps) + self._steps + 1
+
+    def runs(self) -> list[Run]:
+        """Of the rows in use, at least one, once their next tokens are fed."""
+        return runs_of(np.array(self._origins) + self._steps + 1)
 
     def add(self, rows: Sequence[NewRow]) -> None:
         """Append rows whose prompts, but for the last token, are in the cache already."""

@@ -112,7 +112,7 @@ class Decoder:
             input_ids=batch.tokens,
             position_ids=positions[:, None],
             use_cache=False,
-            rows=Decode(self._cache, positions, batch.length),
+            rows=Decode(self._cache, positions, batch.runs()),
             **options,
         )
         logits = found.logits[:, -1]

@@ -1,21 +1,24 @@
 """What is the torch engine's own; what it shares with vLLM is in tests/contract/test_engines.py."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.rollout_models import VOCABULARY, a_folder, a_job, a_model, answers, save_weights
 from workers.rollout.engine import EngineError
-from workers.rollout.torch_engine import TorchEngine
+from workers.rollout.torch_engine import LONGEST_PAUSE_S, TorchEngine
 
 torch.set_num_threads(1)
 
 
-def an_engine(folder: Path, *, max_rows: int = 8) -> TorchEngine:
-    return TorchEngine(folder, device="cpu", dtype="float32", max_rows=max_rows, threads=1)
+def an_engine(folder: Path, **options: Any) -> TorchEngine:
+    options = {"max_rows": 8} | options
+    return TorchEngine(folder, device="cpu", dtype="float32", threads=1, **options)
 
 
 @pytest.fixture
@@ -54,6 +57,27 @@ async def test_a_cohort_decoded_again_has_the_same_bits(engine: TorchEngine, tmp
         for run in runs
     ]
     assert bits[0] == bits[1] == bits[2]
+
+
+async def test_an_engine_whose_answers_nobody_waits_for_leaves_the_processor_half_of_the_time(
+    engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hurries, pauses = iter([False] * 5), list[float]()
+    monkeypatch.setattr("workers.rollout.torch_engine.time.sleep", pauses.append)
+    idle = an_engine(tmp_path, hurry=lambda: next(hurries, True))
+    await idle.load(tmp_path / "w0", 0)
+    job = a_job([5, 6], (1, 2), max_tokens=12)
+    started = time.monotonic()
+
+    (slow,) = await idle.generate([job])
+
+    computed_s = time.monotonic() - started
+    await idle.close()
+    (quick,) = await engine.generate([job])
+    assert len(pauses) == 5
+    assert all(0 < pause <= LONGEST_PAUSE_S for pause in pauses)
+    assert sum(pauses) <= computed_s, "no pause is longer than the step before it"
+    assert ids(slow) == ids(quick)
 
 
 async def test_an_engine_that_breaks_tells_every_caller_and_works_again(

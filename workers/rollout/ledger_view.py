@@ -1,4 +1,4 @@
-"""What the rollout needs to know of the LEDGER: published weights, the purge floor, the run's end.
+"""What the rollout needs to know of the LEDGER: published weights, how far training is, the run's end.
 
 Read by cursor, and by asking for the newest messages whenever the cursor has been silent for a second:
 a blind reader does no harm.
@@ -9,11 +9,21 @@ from collections.abc import Callable
 
 from broker.bus import Bus, Stored
 from broker.errors import TooLong
-from broker.messages import LogPurged, RunEnded, RunStarted, WeightsPublished
+from broker.messages import (
+    LogPurged,
+    MixtureUpdated,
+    RunEnded,
+    RunStarted,
+    StepPlanned,
+    WeightsPublished,
+)
 from broker.topology import Log, kind_subjects
 
 POLL_S = 1.0
-KINDS = (RunStarted.KIND, WeightsPublished.KIND, LogPurged.KIND, RunEnded.KIND)
+KINDS = (
+    RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepPlanned.KIND, LogPurged.KIND,
+    RunEnded.KIND,
+)  # fmt: skip
 
 
 class LedgerView:
@@ -22,6 +32,8 @@ class LedgerView:
         self._subjects = [kind_subjects(bus.run, kind) for kind in KINDS]
         self._changed = asyncio.Condition()
         self._started_seq = self._ended_seq = 0
+        self._window = self._planned = 0
+        """The newest window that is full, and the newest that the learner has taken up."""
         self.weights: dict[int, WeightsPublished] = {}
         """By version."""
         self.floor = 0
@@ -40,10 +52,19 @@ class LedgerView:
         """False again once the run is resumed."""
         return self._ended_seq > self._started_seq
 
+    @property
+    def windows_wait(self) -> bool:
+        """Whether the learner, which is in the middle of a step, has the next one's groups already."""
+        return self._window > self._planned
+
     def fold(self, stored: Stored) -> None:
         match stored.event():
             case WeightsPublished() as published:
                 self.weights[published.version] = published
+            case MixtureUpdated() as mixture:
+                self._window = max(self._window, mixture.window)
+            case StepPlanned() as plan:
+                self._planned = max(self._planned, plan.step)
             case LogPurged() as purged:
                 self.floor = max(self.floor, purged.floor)
             case RunStarted():

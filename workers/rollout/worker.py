@@ -5,6 +5,7 @@ evaluation keeps its version while training moves on.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ RESUME_WAIT_S = 60.0
 
 def make_engine(
     settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path,
-    transfer: str | None = None,
+    transfer: str | None = None, hurry: Callable[[], bool] = lambda: True,
 ) -> Engine:  # fmt: skip
     """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
     torch.set_num_threads(settings.threads)
@@ -62,6 +63,7 @@ def make_engine(
         max_rows=settings.max_rows,
         threads=settings.threads,
         signals=settings.signals,
+        hurry=hurry,
     )
 
 
@@ -83,8 +85,8 @@ async def run(
     transfer: how the newest weights may also come from the learner's memory; pinned ones never do.
     """
     make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
-    engine = await asyncio.to_thread(partial(make, transfer))
     ledger = LedgerView(bus)
+    engine = await asyncio.to_thread(partial(make, transfer, lambda: not ledger.windows_wait))
     wait_s = settings.weights_wait_s
     newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)

@@ -5,12 +5,13 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from broker.errors import BadConfiguration
 from learner.checkpoint import BadCheckpoint, Checkpoint, CheckpointState, write
 from learner.export import export_checkpoint, export_weights
-from learner.model import digest_of, load_model, weights_bytes
+from learner.model import digest_of, load_model, named_weights, weights_bytes
 from tests.learning import a_model, a_model_folder
 
 
@@ -28,6 +29,14 @@ def test_the_exported_folder_gives_the_same_logits(tmp_path):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     again = load_model(tmp_path / "out", device="cpu", seed=0)
     assert weights_bytes(again) == weights_bytes(model)
+
+
+def test_weights_are_the_bytes_that_safetensors_makes_of_them(tmp_path):
+    for dtype in (torch.float32, torch.bfloat16):
+        model = a_model(tmp_path / "m", seed=5).to(dtype)
+        tensors = {name: value.float() for name, value in named_weights(model).items()}
+
+        assert weights_bytes(model) == save(tensors, metadata={"format": "pt"})
 
 
 def test_the_model_that_a_run_began_with_is_not_overwritten(tmp_path):

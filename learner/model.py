@@ -127,7 +127,7 @@ def weights_bytes(model: PreTrainedModel) -> bytes:
     }
     head, names = _head(tuple((name, tuple(value.shape)) for name, value in tensors.items()))
     # In one copy; safetensors makes four, and a step waits for them.
-    return b"".join((head, *(tensors[name].numpy() for name in names)))
+    return b"".join((head, *(tensors[name].numpy().data for name in names)))
 
 
 @lru_cache(maxsize=4)

@@ -46,8 +46,8 @@ from tests.builders import (
 from tests.store_events import COMMON, RUN, started
 
 SIZE = 8
-LONG, SHORT = (512, 1_000), (64, 2_000)
-"""Tokens an answer, and how many groups."""
+LONG, SHORT = (512, 1_000), (64, 8_000)
+"""Tokens an answer, and how many groups: enough that the last batch's wait for more counts little."""
 GROUPS_PER_STEP = 20
 ROUNDS = 3
 LIMIT_S = 300.0

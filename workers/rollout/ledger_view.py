@@ -5,9 +5,10 @@ a blind reader does no harm.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from broker.bus import Bus, Stored
+from broker.codec import decode
 from broker.errors import TooLong
 from broker.messages import (
     LogPurged,
@@ -24,6 +25,8 @@ KINDS = (
     RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepPlanned.KIND, LogPurged.KIND,
     RunEnded.KIND,
 )  # fmt: skip
+UNREAD: Mapping[str, object] = {"groups": (), "dropped": (), "domains": ()}
+"""Most of what plans and mixtures say; a restart reads all of them."""
 
 
 class LedgerView:
@@ -58,7 +61,7 @@ class LedgerView:
         return self._window > self._planned
 
     def fold(self, stored: Stored) -> None:
-        match stored.event():
+        match decode(stored.data, unread=UNREAD):
             case WeightsPublished() as published:
                 self.weights[published.version] = published
             case MixtureUpdated() as mixture:

@@ -133,7 +133,8 @@ async def buses_of(
 async def _bus_on(nats: "NatsSettings", run: str) -> "AsyncIterator[JetStreamBus]":
     from broker import jetstream
 
-    bus = await jetstream.connect(nats, run)
+    # How many replicas its logs have is not known here: as if there were some, their leaders are asked.
+    bus = await jetstream.connect(nats.model_copy(update={"replicas": max(2, nats.replicas)}), run)
     try:
         yield bus
     finally:

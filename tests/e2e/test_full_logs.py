@@ -20,7 +20,7 @@ from tests.e2e.cluster import Cluster
 QUOTA = 1 << 20
 OPTIONS = {
     # More than fit in any of the logs.
-    "steps": 150,
+    "steps": 100,
     "log_bytes": QUOTA,
     "checkpoint_every": 10,
     # Short prompts, so that a checkpoint interval of the largest groups fits.
@@ -38,7 +38,7 @@ def test_a_run_larger_than_its_logs_waits_for_its_recorder_and_outlives_a_purge(
     wait_until(run, lambda waits, states: any("space in" in wait for wait in waits), limit_s=180)
     states = look(run)[1]
     assert [state.first for state in states.values()] == [1] * len(GROUP_LOGS)
-    assert max(state.bytes for state in states.values()) > 0.9 * QUOTA
+    assert max(state.bytes for state in states.values()) > 0.87 * QUOTA
 
     run.start("recorder")
     wait_until(run, lambda waits, states: all(s.first > 1 for s in states.values()), limit_s=60)

@@ -7,7 +7,7 @@ from broker.topology import H_GROUP, Log
 from store.audit import CLAIMS
 from tests.e2e.cluster import Cluster
 
-STEPS = 12
+STEPS = 24
 AHEAD, BEHIND = "+30", "-30"
 GARBAGE = ("nan", "version", "lengths", "foreign", "cut", "twice", "late", "again", "unasked")
 DISORDER = ("twice", "late", "cut", "again")

@@ -1,6 +1,7 @@
 """When space runs out: nothing is asked for that cannot be finished, and what may go makes room."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,35 @@ async def test_nothing_is_asked_for_while_the_ledger_is_nearly_full(
 
     assert asked == 0
     assert (await the_end(world.bus)).status == "finished"
+
+
+async def test_while_a_log_is_nearly_full_groups_are_asked_for_one_at_a_time(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def see_a_full_log(janitor: Janitor) -> int:
+        janitor.full = ("VERIFIED",)
+        return 0
+
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(Janitor, "clean", see_a_full_log)
+    monkeypatch.setattr(worker, "FULL_PAUSE_S", 0.3)
+    world = a_world(a_run(steps=1_000), MemoryServer())
+    await world.begin()
+    start = Start(tokenizer, world.run, two_sources())
+
+    async with playing(world), asyncio.timeout(LIMIT_S):
+        task = asyncio.create_task(start.dispatch(world.bus))
+        await until(lambda: bool(world.seen))
+        await asyncio.sleep(0.5)
+        asked = len(world.seen)
+        await until(lambda: len(world.seen) > asked)
+        await asyncio.sleep(2.0)
+        more = len(world.seen) - asked
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    assert 1 < more < 9
 
 
 async def test_a_run_that_stands_still_for_lack_of_space_waits_says_so_and_does_not_end(

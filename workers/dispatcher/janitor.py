@@ -34,12 +34,13 @@ What the learner still needs of LEDGER is told by its newest checkpoint: that ev
 """
 KEEP_FRACTION = 0.5
 """A log is left alone up to this share of its limit, so that replay reaches far back."""
-TIGHT_FRACTION = 0.9
-"""Above this share of LEDGER's limit nothing new is asked for: the rest is for what makes room again."""
 FULL_FRACTION = 1 - 1 / LOG_SHARE
-"""Above this share of its limit a log may be full for whoever has a large message."""
+"""Above this share of its limit a log may be full for whoever has a large message. Next to nothing is
+asked for: the rest is for groups under way, behind the oldest of which nothing can be purged, and for the
+readers of LEDGER, who tell there what lets it be."""
 READ_WAIT_S = 0.5
-INTERVAL_S = 2.0
+INTERVAL_S, SHORT_INTERVAL_S = 2.0, 0.25
+"""Between two looks; the second once a log is over the share that is kept."""
 ANNOUNCE_LIMIT_S = 5.0
 
 log = structlog.get_logger()
@@ -95,15 +96,14 @@ class Janitor:
         self._announced_for: int | None = None
         """The checkpoint that the floor was last put on record for."""
         self._orphans = Orphans(bus)
-        self.ledger_is_tight = False
-        """Whoever still has to tell that it has read LEDGER needs the rest of it."""
         self.full: tuple[str, ...] = ()
         """What publishers may have to wait for space in."""
+        self._over: list[Log] = []
 
     async def work(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(min(INTERVAL_S, SHORT_INTERVAL_S) if self._over else INTERVAL_S)
             await self.clean()
 
     async def clean(self) -> int:
@@ -113,13 +113,12 @@ class Janitor:
         the last one. It follows each checkpoint, whether there was need of space or not.
         """
         states = {of: await self._bus.state(of) for of in READERS}
-        tight = [of for of in READERS if _over(states[of], TIGHT_FRACTION)]
-        self.ledger_is_tight = Log.LEDGER in tight
         has_room = await self._bus.has_room()
         full = [str(of) for of in READERS if _over(states[of], FULL_FRACTION)]
         self.full = (*full, *([] if has_room else ["the store"]))
-        await self._orphans.sweep_now_and_then(tight=bool(tight) or not has_room)
+        await self._orphans.sweep_now_and_then(tight=bool(self.full))
         over = [of for of in READERS if not has_room or _over(states[of], self._keep_fraction)]
+        self._over = over
         if has_room and (over or self._state.checkpoint_sequence != self._announced_for):
             await self._announce(bounds(self._state).floor)
         may_go = bounds(self._state, floor=self._state.floor)

@@ -34,15 +34,18 @@ class Training:
             return False
         return self._builder.exhausted(self._place(state.mixture))
 
-    async def request(self) -> None:
-        """As many as may be under way, until something more urgent comes up."""
+    async def request(self, *, at_most: int | None = None) -> None:
+        """As many as may be under way, until something more urgent comes up.
+
+        at_most: so many bundles; a cohort is always whole.
+        """
         if self._state.mixture is None or self._state.published is None:
             return
         if self._run.deterministic:
             await self._request_cohort(self._state.mixture)
             return
         # Counted once: groups that end while we publish are replaced after a look at what else is due.
-        room = self._room()
+        room = self._room() if at_most is None else min(self._room(), at_most)
         for first in range(0, room, AT_ONCE):
             if self.interrupted():
                 return

@@ -17,6 +17,7 @@ from broker.bus import Bus
 from broker.errors import BadConfiguration, TooLong
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
+from broker.topology import Log
 from workers.dispatcher.ending import Ending, why_drain
 from workers.dispatcher.evaluating import Evaluating
 from workers.dispatcher.finishing import Finishing
@@ -52,6 +53,8 @@ IDLE_LIMIT_S = 3600.0
 """Without any news from any log for so long, with space in all, a run ends as making no progress."""
 SHOW_FULL_S = 2.0
 """When nothing has moved for so long, a full log may be what everybody waits for."""
+FULL_PAUSE_S = 4.0
+"""And after so long, one group more is asked for."""
 COHORT_LIMIT = 1000
 """Messages in one atomic batch."""
 
@@ -217,8 +220,11 @@ class Dispatcher:
             await self.finishing.drain(ending)
         if self.state.life.is_draining:
             return await self.finishing.work(wait, still.idle_s)
-        if not self.janitor.ledger_is_tight:
+        if not self.janitor.full:
             await self._request()
+        elif still.idle_s > FULL_PAUSE_S and str(Log.LEDGER) not in self.janitor.full:
+            # What there is may not fill the window that holds the oldest group, behind which nothing goes.
+            await self.training.request(at_most=1)
         self._name_wait(wait, still)
         return False
 

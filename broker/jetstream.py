@@ -102,7 +102,7 @@ class Connection:
                 self._closing = True
                 connecting.cancel()
                 await self._client.close()
-        if self._refusal is not None:
+        if self._closing and self._refusal is not None:
             raise Unreachable(f"nats.url {shown}: refused ({self._refusal})")
         if self._closing:
             raise Unreachable(

@@ -126,7 +126,7 @@ def weights_bytes(model: PreTrainedModel) -> bytes:
         for name, value in named_weights(model).items()
     }
     head, names = _head(tuple((name, tuple(value.shape)) for name, value in tensors.items()))
-    # In one copy; safetensors makes four, and a step waits for them.
+    # In one copy; safetensors makes several, and a step waits for them.
     return b"".join((head, *(tensors[name].numpy().data for name in names)))
 
 

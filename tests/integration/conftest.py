@@ -1,18 +1,31 @@
-"""Services that one test has to itself."""
+"""Services, and a run's logs, that one test has to itself."""
 
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from broker import embedded
+from broker import embedded, jetstream
 from broker.embedded import EmbeddedNats
 from broker.errors import BadConfiguration
+from broker.jetbus import JetStreamBus
 from broker.settings import NatsSettings
 
 Start = Callable[..., EmbeddedNats]
 """(directory, **settings) -> a NATS server that is stopped after the test, whatever happens."""
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[JetStreamBus]:
+    """The logs of a run of its own, which are gone afterwards."""
+    settings = NatsSettings(url=nats_url)
+    opened = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
+    await opened.ensure_logs(settings)
+    yield opened
+    await opened.delete_run()
+    await opened.close()
 
 
 @pytest.fixture

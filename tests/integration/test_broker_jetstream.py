@@ -6,7 +6,6 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +30,6 @@ from tests.integration.conftest import Start
 
 def a_fresh_id() -> str:
     return f"g{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[JetStreamBus]:
-    settings = NatsSettings(url=nats_url)
-    opened = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
-    await opened.ensure_logs(settings)
-    yield opened
-    await opened.delete_run()
-    await opened.close()
 
 
 async def test_many_processes_may_make_the_logs_at_once(nats_url: str):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import uuid
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -32,16 +31,6 @@ class Counting(Connection):
             if self.pulls <= self.lose:
                 return
         await super().send(subject, data, headers, reply)
-
-
-@pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[JetStreamBus]:
-    settings = NatsSettings(url=nats_url, log_bytes=1 << 20)
-    opened = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
-    await opened.ensure_logs(settings)
-    yield opened
-    await opened.delete_run()
-    await opened.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A log without replicas is read without the JetStream API, at less cost to the server, and alike."""
 
 import uuid
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,16 +12,6 @@ from broker.topology import Log, kind_subjects, stream_name, subject
 from broker.wire import read_direct, read_message
 from tests.builders import a_key, a_request
 from tests.contract.logs import group_id
-
-
-@pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[JetStreamBus]:
-    settings = NatsSettings(url=nats_url, log_bytes=1 << 20)
-    opened = await jetstream.connect(settings, f"t{uuid.uuid4().hex[:12]}")
-    await opened.ensure_logs(settings)
-    yield opened
-    await opened.delete_run()
-    await opened.close()
 
 
 async def test_a_log_is_read_alike_directly_and_through_the_api(bus: JetStreamBus):

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
 from broker import weights
-from broker.messages import GroupAnnotated
+from broker.messages import GroupAnnotated, StepPlanned
 from broker.settings import RunSettings
 from broker.telemetry import Health, now_us
 from learner.batch import Prepared, rows_of, rows_of_group
@@ -15,7 +16,7 @@ from learner.identity import BANDS, NotIdentical, check, comparable
 from learner.intake import WindowReader
 from learner.retention import Pins, deletable, kept_versions, orphans
 from learner.space import EarlyCheckpoint
-from learner.steps import Steps
+from learner.steps import Computed, Started, Steps
 from learner.watch import RunWatch
 from learner.windows import Rules, Window, make_plan, sweep
 
@@ -64,12 +65,16 @@ class Follower:
         self._deleted: set[int] = set()
         self._identical = False
         """This life's trainer and the engine were seen to agree."""
+        self._gathering: asyncio.Task[tuple[Window, Prepared]] | None = None
+        """The next window."""
+        self._ahead: asyncio.Task[Started] | None = None
+        """Gradients of the next step, while the one before it is told of."""
 
     async def follow(self) -> None:
         """Returns when the run has ended or the process is asked to stop. Raises Replaced."""
         steps = self._steps
         reader = WindowReader(steps.bus, after=steps.cursor, next_window=steps.step + 1)
-        gathering = asyncio.create_task(_prepared(reader))
+        self._gathering = asyncio.create_task(_prepared(reader))
         try:
             await self._delete_orphans()
             await self._checkpoint_if_due()
@@ -79,12 +84,12 @@ class Follower:
                 started = time.monotonic()
                 what = f"window {steps.step + 1} of the policy"
                 found = await self._watch.result_of(
-                    gathering, what, WINDOW_LIMIT_S, meanwhile=self._checkpoint_early
+                    self._gathering, what, WINDOW_LIMIT_S, meanwhile=self._checkpoint_early
                 )
                 if found is None:
                     break
                 # The next batch is prepared while this one is trained; it is swept when its turn comes.
-                gathering = asyncio.create_task(_prepared(reader))
+                self._gathering = asyncio.create_task(_prepared(reader))
                 if not await self._train(*found, seconds_wait=time.monotonic() - started):
                     return
             self._note()
@@ -93,8 +98,7 @@ class Follower:
                     await steps.checkpoint()
                 await self._watch.wait_for_end("end of the run", END_LIMIT_S)
         finally:
-            gathering.cancel()
-            await asyncio.gather(gathering, return_exceptions=True)
+            await self._give_up(self._gathering, self._ahead)
             await reader.close()
             await self._pins.close()
 
@@ -103,11 +107,7 @@ class Follower:
         steps = self._steps
         if await self._watch.ended():
             return False
-        swept = sweep(window.members, self._rules, version=steps.version)
-        plan = make_plan(
-            window, swept, version=steps.version, writer_id=steps.pen.writer_id, at_us=now_us()
-        )
-        groups = [member.group for member, _ in swept.kept if member.group is not None]
+        plan, groups = self._plan(window, steps.version)
         await self._check_identity(groups, ready)
         # Written ahead: a crash from here on redoes exactly this step.
         await steps.pen.write(plan)
@@ -116,16 +116,54 @@ class Follower:
             log.warning("group dropped", group_id=dropped.group_id, reason=dropped.reason)
         housekeeping = asyncio.create_task(self._delete_old_weights())
         try:
-            done = await steps.compute(plan, groups, ready)
+            done = await self._computed(plan, groups, ready)
             await housekeeping
         finally:
-            housekeeping.cancel()
-            await asyncio.gather(housekeeping, return_exceptions=True)
+            await self._give_up(housekeeping)
         if await self._watch.ended():
             return False
+        self._look_ahead(plan.version if done.skipped else plan.version + 1)
         await steps.commit(plan, done, seconds_wait=seconds_wait)
         await self._checkpoint_if_due()
         return True
+
+    def _plan(self, window: Window, version: int) -> tuple[StepPlanned, list[GroupAnnotated]]:
+        """What a step from `version` makes of a window, and the groups it trains."""
+        swept = sweep(window.members, self._rules, version=version)
+        writer = self._steps.pen.writer_id
+        plan = make_plan(window, swept, version=version, writer_id=writer, at_us=now_us())
+        return plan, [member.group for member, _ in swept.kept if member.group is not None]
+
+    def _look_ahead(self, version: int) -> None:
+        """If the next window is there, begin with its gradients while the weights it starts from are stored.
+
+        It is swept again when its turn comes, and only then planned. Not where engines are offered weights
+        from this process: their copy would wait behind the gradients.
+        """
+        gathering, steps = self._gathering, self._steps
+        if gathering is None or not gathering.done() or gathering.exception() is not None:
+            return
+        window, ready = gathering.result()
+        if self._identical and steps.offers is None and window.number <= self._run.steps:
+            plan, groups = self._plan(window, version)
+            self._ahead = asyncio.create_task(steps.start(plan, groups, ready))
+
+    async def _computed(
+        self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared
+    ) -> Computed:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            started = await ahead
+            if started.fits(plan):
+                return await self._steps.finish(plan, started)
+        return await self._steps.compute(plan, groups, ready)
+
+    @staticmethod
+    async def _give_up(*tasks: asyncio.Task[Any] | None) -> None:
+        begun = [task for task in tasks if task is not None]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
 
     async def _check_identity(self, groups: Sequence[GroupAnnotated], ready: Prepared) -> None:
         """Once a life, as soon as a window has tokens of the weights in force. Raises NotIdentical."""

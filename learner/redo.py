@@ -159,24 +159,25 @@ async def _redo(steps: Steps, number: int) -> list[Mismatch]:
     committed = steps.ledger.committed.get(number)
     if committed is None and number in steps.ledger.ended_steps:
         # Its groups ended with the run; the retries of a resumed run are groups of their own.
-        ended = Computed("run_ended", steps.digest, b"", {"groups": 0, "signal_groups": None})
+        ended = Computed("run_ended", b"", {"groups": 0, "signal_groups": None})
         await steps.commit(plan, ended, seconds_wait=0.0)
         return []
     if committed is not None and committed.status == "skipped":
         steps.moved(plan, version=committed.version, digest=steps.digest)
         return _compare(number, committed.digest, steps.digest)
     done = await steps.compute(plan, await fetch_groups(steps, plan))
-    log.info("step redone", step=number, digest=done.digest)
+    digest = await steps.digest_after(done)
+    log.info("step redone", step=number, digest=digest)
     if committed is None:
         await steps.commit(plan, done, seconds_wait=0.0)
         return []
-    steps.moved(plan, version=committed.version, digest=done.digest)
+    steps.moved(plan, version=committed.version, digest=digest)
     if committed.version not in steps.ledger.published:
-        if done.digest == committed.digest:
+        if digest == committed.digest:
             await steps.publish_weights()
         else:
             await steps.publish_committed(committed, len(done.data))
-    return _compare(number, committed.digest, done.digest)
+    return _compare(number, committed.digest, digest)
 
 
 def _compare(step: int, committed: str, redone: str) -> list[Mismatch]:

@@ -164,7 +164,8 @@ async def _retake(steps: Steps, found: Replay, progress: Callable[[Retaken], Non
             except LogIncomplete as error:  # purged meanwhile
                 found.missing.append(str(error))
                 return
-            steps.moved(plan, version=committed.version, digest=done.digest)
+            digest = await steps.digest_after(done)
+            steps.moved(plan, version=committed.version, digest=digest)
         tell(committed.status, committed.digest)
 
 

@@ -1,9 +1,11 @@
 """The learner's state and what it does with it: compute a planned step, commit it, publish, checkpoint.
 
 Order of what others see: StepPlanned, weight object, StepCommitted, WeightsPublished, checkpoint. A
-restart completes whatever is missing of it (see redo).
+restart completes whatever is missing of it (see redo). The gradients of a step may be begun before its plan
+is written, while the step before it is published: they change nothing that outlives the process.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ from learner.offers import Offers
 from learner.publish import Pen
 from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
-from learner.trainer import Trainer
+from learner.trainer import Begun, Trainer
 from learner.windows import dropped_by_skip
 from learner.workshop import Workshop
 
@@ -54,14 +56,28 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Started:
+    """A step whose gradients are there; nothing has changed yet."""
+
+    plan: StepPlanned
+    """Written or not."""
+    begun: Begun
+    facts: Metrics
+    seconds: float
+    """It took."""
+
+    def fits(self, plan: StepPlanned) -> bool:
+        """Whether `plan` is taken with these gradients."""
+        return (plan.version, plan.groups) == (self.plan.version, self.plan.groups)
+
+
+@dataclass(frozen=True)
 class Computed:
     """A step as computed, before anybody is told."""
 
     skipped: str
-    digest: str
-    """Of the model weights after it."""
     data: bytes
-    """The weights; empty when skipped."""
+    """The model weights after it; empty when skipped."""
     metrics: Metrics
 
 
@@ -99,38 +115,58 @@ class Steps:
     def weights_folder(self) -> Path:
         return self.run_dir / "weights"
 
-    async def compute(
+    async def start(
         self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared | None = None
-    ) -> Computed:
-        """Take the step in memory. The model has changed afterwards unless it was skipped.
+    ) -> Started:
+        """The gradients of a step; another start gives them up.
 
         ready: rows of the groups made earlier.
         """
         return await self.workshop.do_alone(
-            f"step {plan.step}", lambda: self._compute(plan, groups, ready)
+            f"gradients of step {plan.step}", lambda: self._start(plan, groups, ready)
         )
 
-    def _compute(
+    def _start(
         self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared | None
-    ) -> Computed:
-        started = time.monotonic()
+    ) -> Started:
+        began = time.monotonic()
         rows = rows_of(groups, version=plan.version, ready=ready)
         facts = group_metrics(plan.groups, groups, rows)
-        if not groups:
-            return Computed(NOTHING_LEFT, self.digest, b"", facts)
+        begun = self.trainer.begin(rows)
+        return Started(plan, begun, facts, time.monotonic() - began)
+
+    async def compute(
+        self, plan: StepPlanned, groups: Sequence[GroupAnnotated], ready: Prepared | None = None
+    ) -> Computed:
+        """Take the step in memory. The model has changed afterwards unless it was skipped."""
+        return await self.workshop.do_alone(
+            f"step {plan.step}", lambda: self._finish(plan, self._start(plan, groups, ready))
+        )
+
+    async def finish(self, plan: StepPlanned, started: Started) -> Computed:
+        """As `compute`, of a step whose gradients are there."""
+        return await self.workshop.do_alone(
+            f"step {plan.step}", lambda: self._finish(plan, started)
+        )
+
+    def _finish(self, plan: StepPlanned, started: Started) -> Computed:
+        began = time.monotonic()
+        if not plan.groups:
+            return Computed(NOTHING_LEFT, b"", started.facts)
         rate = self._learning_rate(plan.step)
-        taken = self.trainer.step(rows, rate=rate)
-        seconds = time.monotonic() - started
+        taken = self.trainer.finish(started.begun, rate=rate)
+        seconds = started.seconds + time.monotonic() - began
         told: Metrics = {
             "learning_rate": rate,
             "seconds_train": seconds,
-            "tokens_per_s": (facts["tokens"] or 0) / max(seconds, 1e-9),
+            "tokens_per_s": (started.facts["tokens"] or 0) / max(seconds, 1e-9),
         }
-        metrics = facts | taken.metrics | told
-        if taken.skipped:
-            return Computed(taken.skipped, self.digest, b"", metrics)
-        data = self.trainer.weights()
-        return Computed("", digest_of(data), data, metrics)
+        data = b"" if taken.skipped else self.trainer.weights()
+        return Computed(taken.skipped, data, started.facts | taken.metrics | told)
+
+    async def digest_after(self, done: Computed) -> str:
+        """Of the model weights after a step: they stay those in force when it is skipped."""
+        return self.digest if done.skipped else await asyncio.to_thread(digest_of, done.data)
 
     def _learning_rate(self, step: int) -> float:
         """As committed where the step is taken again: a resumed run may have another length."""
@@ -147,7 +183,8 @@ class Steps:
         """Tell the world: weight object first, so that no commit names weights that are not there."""
         trained = not done.skipped
         version = plan.version + 1 if trained else plan.version
-        uri = await self._put_weights(version, done.digest, done.data) if trained else ""
+        digest = await self.digest_after(done)
+        uri = await self._put_weights(version, digest, done.data) if trained else ""
         committed = StepCommitted(
             writer_id=self.pen.writer_id,
             at_us=now_us(),
@@ -155,13 +192,13 @@ class Steps:
             status="trained" if trained else "skipped",
             reason=done.skipped,
             version=version,
-            digest=done.digest,
+            digest=digest,
             dropped=() if trained else dropped_by_skip(plan.groups, done.skipped),
             metrics=done.metrics | {"seconds_wait": seconds_wait},
         )
         await self.pen.write(committed)
         self.ledger.committed[plan.step] = committed
-        self.moved(plan, version=version, digest=done.digest)
+        self.moved(plan, version=version, digest=digest)
         if trained:
             await self._announce_weights(uri, len(done.data))
         elif done.skipped in INCIDENTS:

@@ -5,7 +5,7 @@ A step without signal, or with a gradient that is zero or not finite, changes no
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,6 +41,25 @@ class Known:
     whole: list[torch.Tensor] | None = None
 
 
+@dataclass(frozen=True)
+class Update:
+    """One of a step's updates: its rows, and what is known of them."""
+
+    rows: Sequence[Row]
+    known: Known
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step whose first gradients are there, in the model's parameters; nothing else has changed yet."""
+
+    updates: Sequence[Update] = ()
+    """Those with a signal; none: the step has none."""
+    before: Snapshot | None = None
+    """Where several updates may have to be undone."""
+    sums: TokenSums = field(default_factory=TokenSums)
+
+
 class Trainer:
     """The model, its optimizer, and how a step changes both."""
 
@@ -74,31 +93,52 @@ class Trainer:
 
         rate: learning rate of this step; None: the settings' own.
         """
+        return self.finish(self.begin(rows), rate=rate)
+
+    def begin(self, rows: Sequence[Row]) -> Begun:
+        """The gradients of the step's first update; `finish` takes the step, another `begin` gives it up."""
         if (self.settings.kl is None) != (self.reference is None):
             raise ValueError("a KL term and a reference model: expected both or neither")
-        sums, norms = TokenSums(), list[float]()
         if not any(row.signal() > 0 for row in rows):
-            # A zero gradient would still move the weights by the optimizer's momentum.
-            return Taken("no_signal", {**sums.metrics(), "grad_norm": 0.0, "updates": 0})
+            return Begun()
         parts = parts_of(rows, self.settings.updates_per_step)
         before = Snapshot(self.model, self.optimizer) if len(parts) > 1 else None
+        try:
+            known = self._known_before(parts)
+            updates = [
+                Update(part, found)
+                for part, found in zip(parts, known, strict=True)
+                if any(row.signal() > 0 for row in part)
+            ]
+            begun = Begun(updates, before)
+            self._gradients(updates[0], begun.sums)
+        except Interrupted:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+        return begun
+
+    def finish(self, begun: Begun, *, rate: float | None = None) -> Taken:
+        """Take the step that was begun last. Raises Interrupted, with everything as before it."""
+        sums, norms = begun.sums, list[float]()
+        if not begun.updates:
+            # A zero gradient would still move the weights by the optimizer's momentum.
+            return Taken("no_signal", {**sums.metrics(), "grad_norm": 0.0, "updates": 0})
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate if rate is None else rate
         try:
-            known = self._known_before(parts)
-            for part, found in zip(parts, known, strict=True):
-                if not any(row.signal() > 0 for row in part):
-                    continue
-                norm = self._update(part, found, sums)
+            for number, update in enumerate(begun.updates):
+                if number:
+                    self._gradients(update, sums)
+                norm = self._apply()
                 if norm is None:
-                    if before is not None:
-                        before.restore()
+                    if begun.before is not None:
+                        begun.before.restore()
                     metrics = {**_finite(sums.metrics()), "grad_norm": None, "updates": 0}
                     return Taken("nonfinite", metrics)
                 norms.append(norm)
         except Interrupted:
-            if before is not None:
-                before.restore()
+            if begun.before is not None:
+                begun.before.restore()
             raise
         finally:
             self.optimizer.zero_grad(set_to_none=True)
@@ -172,12 +212,15 @@ class Trainer:
             found.append(Known(old, factors))
         return found
 
-    def _update(self, rows: Sequence[Row], known: Known, sums: TokenSums) -> float | None:
-        """One optimizer update; the gradient norm before clipping, None when it is not finite."""
+    def _gradients(self, update: Update, sums: TokenSums) -> None:
+        rows = update.rows
         scales_B = DENOMINATORS[self.settings.denominator](rows)
         self.optimizer.zero_grad(set_to_none=True)
         for batch in self._batches(rows, self.computed(rows)):
-            self._accumulate(rows, batch, scales_B, known, sums)
+            self._accumulate(rows, batch, scales_B, update.known, sums)
+
+    def _apply(self) -> float | None:
+        """One optimizer update; the gradient norm before clipping, None when it is not finite."""
         norm = self._clipped_norm()
         # Zero where corrections or clipping left nothing: momentum would still move the weights.
         if norm:

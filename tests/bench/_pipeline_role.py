@@ -78,7 +78,12 @@ class NullTrainer:
 
         return [torch.from_numpy(row.rollout_logprobs_T.copy()) for row in rows]
 
-    def step(self, rows: Sequence[object], **how: object) -> object:
+    def begin(self, rows: Sequence[object]) -> object:
+        from learner.trainer import Begun
+
+        return Begun()
+
+    def finish(self, begun: object, **how: object) -> object:
         from learner.trainer import Taken
 
         self._steps += 1
@@ -99,7 +104,7 @@ def compute_nothing(role: str) -> None:
     if role == "rollout":
         from workers.rollout import worker as rollout
 
-        rollout.make_engine = lambda *_: EchoEngine()
+        rollout.make_engine = lambda *_, **__: EchoEngine()
     elif role == "learner":
         from learner import worker as learner
 

@@ -156,6 +156,19 @@ def test_a_step_can_be_interrupted_between_layers_and_leaves_everything_as_befor
     assert all(p.grad is None for p in trainer.model.parameters())
 
 
+def test_gradients_that_were_given_up_leave_no_trace(tmp_path):
+    trainer, plain = a_trainer(tmp_path), a_trainer(tmp_path)
+    mine, others = ragged_rows(1), ragged_rows(2)
+
+    trainer.begin(others)
+    trainer.finish(trainer.begin(mine))
+    plain.step(mine)
+
+    assert digest(trainer) == digest(plain)
+    trainer.begin(others)
+    assert digest(trainer) == digest(plain), "beginning changes no weights"
+
+
 def test_right_after_sampling_the_ratio_is_one_and_the_kl_zero(tmp_path):
     trainer = a_trainer(tmp_path, learning_rate=0.0)
     row = a_row(6)

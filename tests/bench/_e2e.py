@@ -53,10 +53,10 @@ max_tokens = {tokens}
 [learner]
 learning_rate = {rate}
 checkpoint_every = 1_000_000
-threads = {learner_threads}
+threads = {threads}
 
 [rollout]
-threads = {rollout_threads}
+threads = {threads}
 
 [nats]
 sync_interval = "2m"
@@ -84,8 +84,8 @@ class Task:
     """TRL's samples/s, on a machine with STATED_GFLOPS."""
     limit: float
     """Of TRL's samples/s, at least, at eta 2."""
-    learner_threads: int = 1
-    """At eta 2, where the engine has one."""
+    threads: int = 1
+    """Of learner and engine each at eta 2; with two they take turns on the cores, as at eta 0."""
 
     @property
     def answers(self) -> int:
@@ -130,8 +130,7 @@ def ours(task: Task, eta: int, number: int, at: Path) -> tuple[float, float]:
         CONFIG.format(
             steps=steps, groups=task.groups, size=GROUP_SIZE, eta=eta, folder=at / "model",
             rows=at / "rows.jsonl", root=ROOT, tokens=TOKENS, rate=LEARNING_RATE,
-            # At eta 0 the two take turns; at 2 they share the cores.
-            learner_threads=task.learner_threads if eta else 2, rollout_threads=1 if eta else 2,
+            threads=task.threads if eta else 2,
         )
     )  # fmt: skip
     run_id = f"eta{eta}-{number}"

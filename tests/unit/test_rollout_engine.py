@@ -1,7 +1,7 @@
 """What is the torch engine's own; what it shares with vLLM is in tests/contract/test_engines.py."""
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from tests.rollout_models import VOCABULARY, a_folder, a_job, a_model, answers, save_weights
 from workers.rollout.engine import EngineError
-from workers.rollout.torch_engine import LONGEST_PAUSE_S, TorchEngine
+from workers.rollout.torch_engine import TorchEngine
 
 torch.set_num_threads(1)
 
@@ -59,25 +59,39 @@ async def test_a_cohort_decoded_again_has_the_same_bits(engine: TorchEngine, tmp
     assert bits[0] == bits[1] == bits[2]
 
 
-async def test_an_engine_whose_answers_nobody_waits_for_leaves_the_processor_half_of_the_time(
-    engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_takes_no_step_while_others_need_the_processor_but_obeys(
+    engine: TorchEngine, tmp_path: Path
 ):
-    hurries, pauses = iter([False] * 5), list[float]()
-    monkeypatch.setattr("workers.rollout.torch_engine.time.sleep", pauses.append)
-    idle = an_engine(tmp_path, hurry=lambda: next(hurries, True))
-    await idle.load(tmp_path / "w0", 0)
+    needed = threading.Event()
+    polite = an_engine(tmp_path, aside=needed.is_set)
+    await polite.load(tmp_path / "w0", 0)
     job = a_job([5, 6], (1, 2), max_tokens=12)
-    started = time.monotonic()
+    needed.set()
 
-    (slow,) = await idle.generate([job])
+    waiting = asyncio.create_task(polite.generate([job]))
+    await asyncio.sleep(0.3)
+    sampled_meanwhile = polite.sampled
+    await polite.load(tmp_path / "w0", 7)
+    needed.clear()
+    (late,) = await waiting
 
-    computed_s = time.monotonic() - started
-    await idle.close()
+    await polite.close()
     (quick,) = await engine.generate([job])
-    assert len(pauses) == 5
-    assert all(0 < pause <= LONGEST_PAUSE_S for pause in pauses)
-    assert sum(pauses) <= computed_s, "no pause is longer than the step before it"
-    assert ids(slow) == ids(quick)
+    assert sampled_meanwhile == 0
+    assert ids(late) == ids(quick)
+    assert {span.version for answer in answers(late) for span in answer.spans} == {7}
+
+
+async def test_an_engine_that_stands_aside_can_be_closed(tmp_path: Path):
+    polite = an_engine(a_folder(tmp_path), aside=lambda: True)
+    await polite.load(save_weights(a_model(), tmp_path / "w0"), 0)
+    waiting = asyncio.create_task(polite.generate([a_job([5, 6], (1,), max_tokens=12)]))
+    await asyncio.sleep(0.05)
+
+    await polite.close()
+
+    with pytest.raises(EngineError, match="closed"):
+        await waiting
 
 
 async def test_an_engine_that_breaks_tells_every_caller_and_works_again(

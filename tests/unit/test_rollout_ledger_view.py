@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from broker.memory import MemoryBus
 from broker.memory_state import MemoryServer
-from broker.messages import MixtureUpdated, StepPlanned, WeightsPublished
+from broker.messages import MixtureUpdated, StepCommitted, WeightsPublished
 from broker.topology import Log
 from tests.builders import AT_US, WRITER
 from workers.rollout.ledger_view import LedgerView
@@ -37,7 +37,7 @@ async def test_a_restart_on_a_long_ledger_sees_the_newest_weights_first():
     assert seen[0] == 599
 
 
-async def test_a_window_waits_from_when_it_is_full_until_the_learner_takes_it_up():
+async def test_a_window_is_untrained_from_when_it_is_full_until_its_step_is_committed():
     bus, seen = MemoryBus(MemoryServer(), "run"), list[bool]()
     common = {"writer_id": WRITER, "at_us": AT_US}
     ledger = LedgerView(bus)
@@ -46,14 +46,15 @@ async def test_a_window_waits_from_when_it_is_full_until_the_learner_takes_it_up
         numbers = {"update_no": window, "window": window, "step": 0, "request_seq": 0, "cut": 0}
         return MixtureUpdated(**common, **numbers, mixer="static", domains=(), reason="")
 
-    def taken_up(step: int) -> StepPlanned:
-        return StepPlanned(**common, step=step, version=0, groups=(), dropped=(), cursor=0)
+    def trained(step: int) -> StepCommitted:
+        what = {"step": step, "status": "trained", "version": step, "digest": "d", "metrics": {}}
+        return StepCommitted(**common, **what)
 
-    for event in (full(0), full(1), taken_up(1), full(2), full(3), taken_up(2), taken_up(3)):
+    for event in (full(0), full(1), trained(1), full(2), full(3), trained(2), trained(3)):
         sequence = await bus.publish(event)
         stored = await bus.get(Log.LEDGER, sequence)
         assert stored is not None
         ledger.fold(stored)
-        seen.append(ledger.windows_wait)
+        seen.append(ledger.has_untrained)
 
     assert seen == [False, True, False, True, True, True, False]

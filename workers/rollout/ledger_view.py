@@ -15,18 +15,18 @@ from broker.messages import (
     MixtureUpdated,
     RunEnded,
     RunStarted,
-    StepPlanned,
+    StepCommitted,
     WeightsPublished,
 )
 from broker.topology import Log, kind_subjects
 
 POLL_S = 1.0
 KINDS = (
-    RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepPlanned.KIND, LogPurged.KIND,
+    RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepCommitted.KIND, LogPurged.KIND,
     RunEnded.KIND,
 )  # fmt: skip
-UNREAD: Mapping[str, object] = {"groups": (), "dropped": (), "domains": ()}
-"""Most of what plans and mixtures say; a restart reads all of them."""
+UNREAD: Mapping[str, object] = {"metrics": {}, "dropped": (), "domains": ()}
+"""Most of what commits and mixtures say; a restart reads all of them."""
 
 
 class LedgerView:
@@ -35,8 +35,8 @@ class LedgerView:
         self._subjects = [kind_subjects(bus.run, kind) for kind in KINDS]
         self._changed = asyncio.Condition()
         self._started_seq = self._ended_seq = 0
-        self._window = self._planned = 0
-        """The newest window that is full, and the newest that the learner has taken up."""
+        self._window = self._step = 0
+        """The newest window that is full, and the newest that is trained or skipped."""
         self.weights: dict[int, WeightsPublished] = {}
         """By version."""
         self.floor = 0
@@ -56,9 +56,9 @@ class LedgerView:
         return self._ended_seq > self._started_seq
 
     @property
-    def windows_wait(self) -> bool:
-        """Whether the learner, which is in the middle of a step, has the next one's groups already."""
-        return self._window > self._planned
+    def has_untrained(self) -> bool:
+        """Whether a window is full that the learner has not committed as a step."""
+        return self._window > self._step
 
     def fold(self, stored: Stored) -> None:
         match decode(stored.data, unread=UNREAD):
@@ -66,8 +66,8 @@ class LedgerView:
                 self.weights[published.version] = published
             case MixtureUpdated() as mixture:
                 self._window = max(self._window, mixture.window)
-            case StepPlanned() as plan:
-                self._planned = max(self._planned, plan.step)
+            case StepCommitted() as step:
+                self._step = max(self._step, step.step)
             case LogPurged() as purged:
                 self.floor = max(self.floor, purged.floor)
             case RunStarted():

@@ -16,7 +16,8 @@ from workers.rollout.engine import EngineError, Job, Refused, Result
 from workers.rollout.model import build_model, end_tokens, install_weights, stage_weights
 
 JOIN_LIMIT_S = 2.0
-LONGEST_PAUSE_S = 1.0
+ASIDE_S = 0.01
+"""Between two looks whether others still need the processor."""
 
 
 class TorchEngine:
@@ -33,20 +34,18 @@ class TorchEngine:
         max_rows: int,
         threads: int,
         signals: Collection[str] = (),
-        hurry: Callable[[], bool] = lambda: True,
+        aside: Callable[[], bool] = lambda: False,
     ) -> None:
         """dtype: a torch type by name. Builds the model, which may take seconds.
 
-        hurry: whether somebody waits for answers. If not, a CPU is left to others half of the time; until
-        the rows that come next are there too, each answer also costs more.
+        aside: whether others need the processor more; no step is taken while they do.
         signals: what to record of each answer beside its tokens, by name (see signals.py).
         """
         at, kind = torch.device(device), getattr(torch, dtype)
         model = build_model(model_dir, device=at, dtype=kind)
         self._decoder = Decoder(model, end_tokens(model_dir), max_rows=max_rows, signals=signals)
         self._threads = threads
-        # A GPU has nobody else to serve.
-        self._hurry = hurry if at.type == "cpu" else lambda: True
+        self._aside = aside
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="torch-engine", daemon=True)
@@ -104,14 +103,14 @@ class TorchEngine:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while self._obey():
-                begun = time.monotonic()
+                if self._aside():
+                    time.sleep(ASIDE_S)
+                    continue
                 try:
                     for ticket, result in self._decoder.advance():
                         ticket.future.set_result(result)
                 except Exception as error:  # this thread's boundary: every caller gets it
                     self._break_off(f"{type(error).__name__}: {error}")
-                if not self._hurry():
-                    time.sleep(min(time.monotonic() - begun, LONGEST_PAUSE_S))
             self._break_off("the engine was closed")
 
     def _obey(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from broker.bus import Bus
+from broker.cpu_turn import CpuTurn
 from broker.errors import TooLong
 from broker.gpu_turn import GpuTurn
 from broker.serve import serve
@@ -35,7 +36,7 @@ RESUME_WAIT_S = 60.0
 
 def make_engine(
     settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path,
-    transfer: str | None = None, hurry: Callable[[], bool] = lambda: True,
+    transfer: str | None = None, aside: Callable[[], bool] = lambda: False,
 ) -> Engine:  # fmt: skip
     """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
     torch.set_num_threads(settings.threads)
@@ -63,7 +64,7 @@ def make_engine(
         max_rows=settings.max_rows,
         threads=settings.threads,
         signals=settings.signals,
-        hurry=hurry,
+        aside=aside,
     )
 
 
@@ -79,14 +80,21 @@ async def run(
     health: Health,
     stop: asyncio.Event,
     transfer: str | None = None,
+    cpu: CpuTurn | None = None,
 ) -> None:
     """Answer requests until `stop` is set or the run has ended; model_dir needs no weights.
 
     transfer: how the newest weights may also come from the learner's memory; pinned ones never do.
+    cpu: where to see that the learner computes, if it does so on the cores of the engines.
     """
-    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
     ledger = LedgerView(bus)
-    engine = await asyncio.to_thread(partial(make, transfer, lambda: not ledger.windows_wait))
+
+    def aside() -> bool:
+        # A learner that was stopped in the middle of a step and replaced must not hold up the next windows.
+        return cpu is not None and ledger.has_untrained and cpu.is_taken()
+
+    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir, aside=aside)
+    engine = await asyncio.to_thread(partial(make, transfer))
     wait_s = settings.weights_wait_s
     newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)

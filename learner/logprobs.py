@@ -3,12 +3,13 @@
 Legend: N chosen tokens, H hidden size, V vocabulary.
 """
 
+from math import ceil
 from typing import Any
 
 import torch
 
 CHUNK_ELEMENTS = 16 * 1024 * 1024
-"""Logits held at once: 64 MiB in float32."""
+"""Logits held at once: 64 MiB in float32, and as much again for what is made of them."""
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -31,16 +32,23 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs_N = torch.empty(len(chosen_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         norms_N = torch.empty_like(logprobs_N)
+        # Two buffers for all chunks: on a CPU fresh memory of this size comes page by page from the kernel.
+        buffers = [_buffer(hidden_NH, head_VH, chunk) for _ in range(2)]
         for at in range(0, len(chosen_N), chunk):
             part = slice(at, at + chunk)
-            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part])
-            norm_C = torch.logsumexp(logits_CV, dim=-1)
+            out_CV, other_CV = (buffer[: len(chosen_N[part])] for buffer in buffers)
+            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part], out_CV)
             chosen_C = logits_CV.gather(1, chosen_N[part, None]).squeeze(1)
+            highest_C = logits_CV.amax(dim=-1)
+            unscaled_CV = torch.sub(logits_CV, highest_C[:, None], out=other_CV).exp_()
+            scale_C = unscaled_CV.sum(-1)
+            norm_C = highest_C + scale_C.log()
             norms_N[part] = norm_C
             logprobs_N[part] = chosen_C - norm_C
-            # Entropy = logsumexp - E[logit]; -inf logits carry no probability.
-            probs_CV = (logits_CV - norm_C[:, None]).exp_()
-            entropy_N[part] = norm_C - (probs_CV * logits_CV).nan_to_num_(nan=0.0).sum(-1)
+            # Entropy = logsumexp - E[logit]; -inf logits carry no probability, and 0 x inf is no number.
+            finite_CV = logits_CV.clamp_(min=torch.finfo(torch.float32).min)
+            expected_C = torch.bmm(unscaled_CV[:, None], finite_CV[..., None]).flatten() / scale_C
+            entropy_N[part] = norm_C - expected_C
         ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N, entropy_N)
         ctx.chunk, ctx.entropy_gradient = chunk, entropy_gradient
         if not entropy_gradient:
@@ -54,9 +62,11 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_entropy_N = grads[1] / temperature_N if ctx.entropy_gradient else None
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32)
+        buffer = _buffer(hidden_NH, head_VH, ctx.chunk)
         for at in range(0, len(chosen_N), ctx.chunk):
             part = slice(at, at + ctx.chunk)
-            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part])
+            out_CV = buffer[: len(chosen_N[part])]
+            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part], out_CV)
             log_p_CV = logits_CV.sub_(norms_N[part, None])
             if grad_entropy_N is None:
                 slope_CV = log_p_CV.exp_().mul_(-grad_N[part, None])
@@ -69,15 +79,30 @@ class _ChosenLogprobs(torch.autograd.Function):
             slope_CV.scatter_add_(1, chosen_N[part, None], grad_N[part, None])
             slope_CV = slope_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = slope_CV @ head_VH
-            grad_head_VH += (slope_CV.T @ hidden_NH[part]).float()
+            if slope_CV.dtype is torch.float32:
+                grad_head_VH.addmm_(slope_CV.T, hidden_NH[part])
+            else:
+                grad_head_VH += slope_CV.T @ hidden_NH[part]
         return grad_hidden_NH, grad_head_VH.to(head_VH.dtype), None, None, None, None
 
 
+def _buffer(hidden_NH: torch.Tensor, head_VH: torch.Tensor, chunk: int) -> torch.Tensor:
+    shape = min(chunk, len(hidden_NH)), len(head_VH)
+    return torch.empty(shape, dtype=torch.float32, device=hidden_NH.device)
+
+
 def _logits(
-    hidden_CH: torch.Tensor, head_VH: torch.Tensor, temperature_C: torch.Tensor
+    hidden_CH: torch.Tensor,
+    head_VH: torch.Tensor,
+    temperature_C: torch.Tensor,
+    out_CV: torch.Tensor,
 ) -> torch.Tensor:
-    """(C, V) float32 logits divided by the temperature in force."""
-    return (hidden_CH @ head_VH.T).float().div_(temperature_C[:, None])
+    """(C, V) float32 logits divided by the temperature in force, in the place of `out_CV`."""
+    if hidden_CH.dtype is torch.float32:
+        torch.mm(hidden_CH, head_VH.T, out=out_CV)
+    else:
+        out_CV.copy_(hidden_CH @ head_VH.T)
+    return out_CV.div_(temperature_C[:, None])
 
 
 def chosen_logprobs(
@@ -95,7 +120,9 @@ def chosen_logprobs(
     temperature_N divides the logits before the softmax, as the engine does when it samples.
     Returns two float32 (N,); the second carries gradients only with entropy_gradient.
     """
-    chunk = max(1, chunk_elements // head_VH.shape[0])
+    most = max(1, chunk_elements // head_VH.shape[0])
+    # Of even size: each chunk reads the whole output embedding, the smallest too.
+    chunk = ceil(len(chosen_N) / max(1, ceil(len(chosen_N) / most))) or 1
     logprobs_N, entropy_N = _ChosenLogprobs.apply(  # pyright: ignore[reportGeneralTypeIssues]
         hidden_NH, head_VH, chosen_N, temperature_N, chunk, entropy_gradient
     )

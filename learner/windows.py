@@ -78,11 +78,18 @@ def fault(group: GroupAnnotated, *, version: int, vocabulary: int) -> str | None
     ids = np.concatenate([unpack(array).reshape(-1) for array in packed])  # at once, not each alone
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
         return "malformed"
-    found = (
-        _answer_fault(generation, annotation)
-        for generation, annotation in zip(group.generations, group.annotations, strict=True)
-    )
-    return next((reason for reason in found if reason), None)
+    answers = list(zip(group.generations, group.annotations, strict=True))
+    if _all_plain_and_finite(answers):
+        return None
+    return next((reason for one in answers if (reason := _answer_fault(*one))), None)
+
+
+def _all_plain_and_finite(answers: Sequence[tuple[Generation, Annotation]]) -> bool:
+    """What nearly every group is, seen at once: nothing per token, and finite where it counts."""
+    if any(a.token_weights is not None or a.token_advantages is not None for _, a in answers):
+        return False
+    values = [unpack(generation.logprobs) for generation, a in answers if a.weight > 0]
+    return not values or bool(np.isfinite(np.concatenate(values)).all())
 
 
 def _answer_fault(generation: Generation, annotation: Annotation) -> str | None:

@@ -9,6 +9,7 @@ Shape legend: G generations of one group, T tokens of one generation.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -69,6 +70,10 @@ class Group:
 
     def successes(self) -> tuple[int, int]:
         """(c, K): solved rows and usable rows, on the raw outcome, as integers (P8, P9)."""
+        return self._successes
+
+    @cached_property  # several stages ask
+    def _successes(self) -> tuple[int, int]:
         graded_G = self.sound_G & np.isfinite(self.outcomes_G)
         solved_G = self.outcomes_G[graded_G] >= self.success - SLACK
         return int(solved_G.sum()), int(graded_G.sum())

@@ -42,7 +42,15 @@ def fault(request: GroupRequested, answers: Sequence[Answer]) -> str:
     for index, answer in enumerate(answers):
         if reason := _answer_fault(request, answer):
             return f"answer {index}: {reason}"
+    if not _are_logprobs(np.concatenate([answer.logprobs for answer in answers])):
+        index = next(i for i, answer in enumerate(answers) if not _are_logprobs(answer.logprobs))
+        return f"answer {index}: a log-probability is not finite or above 0"
     return ""
+
+
+def _are_logprobs(values: np.ndarray) -> bool:
+    # Written so that a NaN, which makes every comparison false, is refused.
+    return bool(values.min() > -np.inf and values.max() <= 0)
 
 
 def _answer_fault(request: GroupRequested, answer: Answer) -> str:
@@ -51,9 +59,6 @@ def _answer_fault(request: GroupRequested, answer: Answer) -> str:
         return f"{tokens} tokens; expected 1 to {limit}"
     if len(answer.logprobs) != tokens:
         return f"{len(answer.logprobs)} log-probabilities for {tokens} tokens"
-    # Written so that a NaN, which makes every comparison false, is refused.
-    if not (answer.logprobs.min() > -np.inf and answer.logprobs.max() <= 0):
-        return "a log-probability is not finite or above 0"
     if not answer.spans:
         return "no version is known for its tokens"
     oldest, newest = (f(span.version for span in answer.spans) for f in (min, max))

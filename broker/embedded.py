@@ -16,6 +16,8 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +96,7 @@ class EmbeddedNats:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C is for the supervisor, which stops the server last.
-        with (self._directory / "nats.log").open("ab") as output:
+        with (self._directory / "nats.log").open("ab") as output, _interrupting_nobody():
             process = subprocess.Popen(
                 [self._binary, "--config", str(self._configuration)],
                 stdin=subprocess.DEVNULL,
@@ -188,10 +190,27 @@ def _configuration(directory: Path, settings: NatsSettings, endpoint: Endpoint) 
 def _threads() -> int:
     """Of the server, where the environment does not say.
 
-    It computes little and wakes others much: each thread more wakes a processor more. With one on two
-    cores a message cost it a quarter less.
+    It computes little, and each thread more wakes a processor more; a second one goes on while the first
+    waits for the disk.
     """
-    return max(1, len(os.sched_getaffinity(0)) // 4)
+    return max(2, len(os.sched_getaffinity(0)) // 4)
+
+
+@contextmanager
+def _interrupting_nobody() -> Iterator[None]:
+    """A child started meanwhile waits for a core until whoever computes there has had its turn.
+
+    It wakes for each message and each write to the disk. Interrupting a worker each time cost all of them a
+    fifth of their time where the cores are full.
+    """
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(
+        0, os.SCHED_BATCH, os.sched_param(0)
+    )  # of this thread; a child inherits it
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def _lock(directory: Path) -> int:

@@ -80,3 +80,17 @@ def test_a_killed_server_is_seen_and_restarted(start: Start, tmp_path: Path):
     assert dead
     assert server.is_running
     server.stop()
+
+
+def test_the_server_waits_for_its_turn_on_a_core_and_its_starter_does_not(
+    start: Start, tmp_path: Path
+):
+    before = os.sched_getscheduler(0)
+
+    server = start(tmp_path / "n")
+
+    policies = {
+        os.sched_getscheduler(int(t.name)) for t in Path(f"/proc/{server.pid}/task").iterdir()
+    }
+    assert policies == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == before != os.SCHED_BATCH

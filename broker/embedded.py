@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,13 +204,17 @@ def _interrupting_nobody() -> Iterator[None]:
     fifth of their time where the cores are full.
     """
     before = os.sched_getscheduler(0)
-    os.sched_setscheduler(
-        0, os.SCHED_BATCH, os.sched_param(0)
-    )  # of this thread; a child inherits it
+    with suppress(OSError):  # a sandbox may know no such thing
+        _schedule_this_thread(os.SCHED_BATCH)
     try:
         yield
     finally:
-        os.sched_setscheduler(0, before, os.sched_param(0))
+        with suppress(OSError):
+            _schedule_this_thread(before)
+
+
+def _schedule_this_thread(policy: int) -> None:
+    os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def _lock(directory: Path) -> int:

@@ -84,8 +84,6 @@ class Task:
     """TRL's samples/s, on a machine with STATED_GFLOPS."""
     limit: float
     """Of TRL's samples/s, at least, at eta 2."""
-    threads: int = 1
-    """Of learner and engine each at eta 2; with two they take turns on the cores, as at eta 0."""
 
     @property
     def answers(self) -> int:
@@ -130,7 +128,8 @@ def ours(task: Task, eta: int, number: int, at: Path) -> tuple[float, float]:
         CONFIG.format(
             steps=steps, groups=task.groups, size=GROUP_SIZE, eta=eta, folder=at / "model",
             rows=at / "rows.jsonl", root=ROOT, tokens=TOKENS, rate=LEARNING_RATE,
-            threads=task.threads if eta else 2,
+            # At eta 0 the two take turns; at 2 each has a core.
+            threads=1 if eta else 2,
         )
     )  # fmt: skip
     run_id = f"eta{eta}-{number}"

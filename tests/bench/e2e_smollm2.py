@@ -19,7 +19,6 @@ PROMPTS = 512
 NAMES, THINGS = ("Ann", "Ben", "Carla", "Dmitri", "Eve"), ("apples", "books", "coins", "pens")
 TASK = _e2e.Task(
     "SmolLM2-135M", groups=2, rounds=5, warm_steps=3, steps=4, trl_steps=3, stated=0.48, limit=1.8,
-    threads=2,
 )  # fmt: skip
 SHORT = replace(TASK, rounds=1, warm_steps=2, steps=1, trl_steps=1, stated=0.0)
 

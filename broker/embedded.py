@@ -203,18 +203,17 @@ def _interrupting_nobody() -> Iterator[None]:
     It wakes for each message and each write to the disk. Interrupting a worker each time cost all of them a
     fifth of their time where the cores are full.
     """
-    before = os.sched_getscheduler(0)
+    before = None
     with suppress(OSError):  # a sandbox may know no such thing
-        _schedule_this_thread(os.SCHED_BATCH)
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        # Of this thread; a child inherits it.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         yield
     finally:
         with suppress(OSError):
-            _schedule_this_thread(before)
-
-
-def _schedule_this_thread(policy: int) -> None:
-    os.sched_setscheduler(0, policy, os.sched_param(0))
+            if before is not None:
+                os.sched_setscheduler(0, *before)
 
 
 def _lock(directory: Path) -> int:

@@ -122,7 +122,8 @@ class Follower:
             await self._give_up(housekeeping)
         if await self._watch.ended():
             return False
-        self._look_ahead(plan.version if done.skipped else plan.version + 1)
+        if not self._is_checkpoint_due(plan.step):
+            self._look_ahead(plan.version if done.skipped else plan.version + 1)
         await steps.commit(plan, done, seconds_wait=seconds_wait)
         await self._checkpoint_if_due()
         return True
@@ -138,7 +139,7 @@ class Follower:
         """If the next window is there, begin with its gradients while the weights it starts from are stored.
 
         It is swept again when its turn comes, and only then planned. Not where engines are offered weights
-        from this process: their copy would wait behind the gradients.
+        from this process, nor before a checkpoint: both would wait behind the gradients.
         """
         gathering, steps = self._gathering, self._steps
         if gathering is None or not gathering.done() or gathering.exception() is not None:
@@ -188,15 +189,20 @@ class Follower:
 
     async def _checkpoint_if_due(self) -> None:
         """Every so many steps, and after the last; after a redo too, which may have gone past one."""
-        done = self._steps.step - self._steps.checkpointed
-        last = self._steps.step == self._run.steps
         if self._watch.stopping:
             # The next life redoes the steps; a large checkpoint would outlast the time to leave.
             return
-        if done >= self._steps.settings.checkpoint_every or (last and done):
+        if self._is_checkpoint_due(self._steps.step):
             await self._steps.checkpoint()
         else:
             await self._checkpoint_early()
+
+    def _is_checkpoint_due(self, step: int) -> bool:
+        """Once the step is committed."""
+        done = step - self._steps.checkpointed
+        return done >= self._steps.settings.checkpoint_every or (
+            step == self._run.steps and done > 0
+        )
 
     async def _checkpoint_early(self) -> None:
         """When a log fills up, so that its older part may go; a log may fill while a window is awaited."""
@@ -205,9 +211,7 @@ class Follower:
             return
         if why := await self._early.fullest():
             log.info("early checkpoint", step=steps.step, reason=why)
-            started = time.monotonic()
-            await steps.checkpoint()
-            self._early.taken(time.monotonic() - started)
+            self._early.taken(await steps.checkpoint())
 
     async def _delete_orphans(self) -> None:
         """What earlier lives left behind; and take stock of what they have deleted."""

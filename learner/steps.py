@@ -262,9 +262,12 @@ class Steps:
         await self.pen.write(event)
         self.ledger.published[self.version] = event
 
-    async def checkpoint(self) -> None:
-        """Write a checkpoint of the state in force, announce it, and delete those beyond retention."""
-        path = await self.workshop.do(f"checkpoint {self.step}", self._write_checkpoint)
+    async def checkpoint(self) -> float:
+        """Write a checkpoint of the state in force, announce it, and delete those beyond retention.
+
+        Returns the seconds of writing it, without the wait for gradients under way.
+        """
+        path, seconds = await self.workshop.do(f"checkpoint {self.step}", self._write_checkpoint)
         event = CheckpointWritten(
             writer_id=self.pen.writer_id,
             at_us=now_us(),
@@ -284,8 +287,10 @@ class Steps:
         await self.workshop.do(
             "old checkpoints", lambda: checkpoints.remove_others(self.checkpoint_folder, names)
         )
+        return seconds
 
-    def _write_checkpoint(self) -> Path:
+    def _write_checkpoint(self) -> tuple[Path, float]:
+        began = time.monotonic()
         model, optimizer = self.trainer.state()
         state = checkpoints.CheckpointState(
             step=self.step,
@@ -299,9 +304,10 @@ class Steps:
             model_sha256=hashlib.sha256(model).hexdigest(),
             optimizer_sha256=hashlib.sha256(optimizer).hexdigest(),
         )
-        return checkpoints.write(
+        path = checkpoints.write(
             self.checkpoint_folder, checkpoints.Checkpoint(state, model, optimizer)
         )
+        return path, time.monotonic() - began
 
 
 def _round(metrics: Metrics, name: str) -> float | None:

@@ -99,6 +99,7 @@ class Trainer:
         """The gradients of the step's first update; `finish` takes the step, another `begin` gives it up."""
         if (self.settings.kl is None) != (self.reference is None):
             raise ValueError("a KL term and a reference model: expected both or neither")
+        self.optimizer.zero_grad(set_to_none=True)
         if not any(row.signal() > 0 for row in rows):
             return Begun()
         parts = parts_of(rows, self.settings.updates_per_step)

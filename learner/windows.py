@@ -88,7 +88,7 @@ def _all_plain_and_finite(answers: Sequence[tuple[Generation, Annotation]]) -> b
     """What nearly every group is, seen at once: nothing per token, and finite where it counts."""
     if any(a.token_weights is not None or a.token_advantages is not None for _, a in answers):
         return False
-    values = [unpack(generation.logprobs) for generation, a in answers if a.weight > 0]
+    values = [unpack(generation.logprobs).reshape(-1) for generation, a in answers if a.weight > 0]
     return not values or bool(np.isfinite(np.concatenate(values)).all())
 
 

@@ -87,6 +87,8 @@ class Workshop:
     async def do(self, what: str, function: Callable[[], Result]) -> Result:
         """What `function` returns; `what` names the wait."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, function)
+        # Nobody asks for the outcome of what is still computed when its caller is cancelled.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         waited = 0.0
         with self._health.waiting_for(what, COMPUTE_LIMIT_S):
             while waited < COMPUTE_LIMIT_S:

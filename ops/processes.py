@@ -30,7 +30,10 @@ def limit_threads(threads: int) -> None:
         os.environ[name] = str(threads)
     # A thread that waits for its team takes the core from another process; one that sleeps at once is late
     # for the next of many short products. About 0.1 ms in between.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(
+            "GOMP_SPINCOUNT", "10000"
+        )  # of GNU's library, which torch's wheels bring
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

@@ -1,10 +1,14 @@
 """Who sees that the learner computes."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from broker.cpu_turn import CpuTurn
 
@@ -44,12 +48,27 @@ def test_a_stopped_twin_holds_up_nobody_and_a_dead_one_is_not_seen(tmp_path: Pat
         os.kill(twin.pid, signal.SIGSTOP)
         successor, engine = CpuTurn(tmp_path), CpuTurn(tmp_path)
 
-        with successor.taken():
-            assert engine.is_taken()
-        twin.kill()
-        twin.wait(timeout=10)
+        try:
+            with successor.taken():
+                assert engine.is_taken()
+        finally:
+            twin.kill()
+            twin.wait(timeout=10)
 
         assert not engine.is_taken()
         with successor.taken():
             assert engine.is_taken()
+        assert not engine.is_taken()
+
+
+def test_where_files_cannot_be_locked_nobody_is_seen_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    learner, engine = CpuTurn(tmp_path), CpuTurn(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refused)
+
+    with learner.taken():
         assert not engine.is_taken()

@@ -20,17 +20,21 @@ class Begins:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.changed = threading.Condition()
-        begin = Trainer.begin
+        begin, finish = Trainer.begin, Trainer.finish
 
         def counted(trainer: Trainer, rows):
-            time.sleep(0.1)  # meanwhile the next window is gathered, as in steps of any length
             found = begin(trainer, rows)
             with self.changed:
                 self.count += 1
                 self.changed.notify_all()
             return found
 
+        def slowly(trainer: Trainer, begun, **how):
+            time.sleep(0.2)  # meanwhile the next window is gathered, as in steps of any length
+            return finish(trainer, begun, **how)
+
         monkeypatch.setattr(Trainer, "begin", counted)
+        monkeypatch.setattr(Trainer, "finish", slowly)
 
     def reach(self, count: int) -> bool:
         with self.changed:
@@ -55,11 +59,15 @@ async def test_the_next_step_begins_before_the_last_one_is_told_of_and_comes_out
 ):
     begins = Begins(monkeypatch)
     server = await a_server(windows())
-    ahead = await Run(tmp_path / "ahead", server).to_the_end(WaitingBus(server, begins))
+    ahead = await Run(tmp_path / "ahead", server, checkpoint_every=100).to_the_end(
+        WaitingBus(server, begins)
+    )
     assert begins.count == STEPS, "each step is begun once"
 
     one_by_one = await a_server([])
-    life = asyncio.create_task(Run(tmp_path / "after", one_by_one).to_the_end())
+    life = asyncio.create_task(
+        Run(tmp_path / "after", one_by_one, checkpoint_every=100).to_the_end()
+    )
     for step, window in enumerate(windows(), start=1):
         await MemoryBus(one_by_one, "r").publish_batch(window)
         await until(one_by_one, lambda found, step=step: f"weights {step}" in written(found))

@@ -13,6 +13,7 @@ from broker.errors import TooLong
 from broker.messages import (
     LogPurged,
     MixtureUpdated,
+    RunDraining,
     RunEnded,
     RunStarted,
     StepCommitted,
@@ -23,9 +24,9 @@ from broker.topology import Log, kind_subjects
 POLL_S = 1.0
 KINDS = (
     RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepCommitted.KIND, LogPurged.KIND,
-    RunEnded.KIND,
+    RunDraining.KIND, RunEnded.KIND,
 )  # fmt: skip
-UNREAD: Mapping[str, object] = {"metrics": {}, "dropped": (), "domains": ()}
+UNREAD: Mapping[str, object] = {"metrics": {}, "dropped": (), "domains": (), "open_groups": ()}
 """Most of what commits and mixtures say; a restart reads all of them."""
 
 
@@ -34,7 +35,7 @@ class LedgerView:
         self._bus = bus
         self._subjects = [kind_subjects(bus.run, kind) for kind in KINDS]
         self._changed = asyncio.Condition()
-        self._started_seq = self._ended_seq = 0
+        self._started_seq = self._draining_seq = self._ended_seq = 0
         self._window = self._step = 0
         """The newest window that is full, and the newest that is trained or skipped."""
         self.weights: dict[int, WeightsPublished] = {}
@@ -49,6 +50,11 @@ class LedgerView:
     @property
     def run_live(self) -> bool:
         return self._started_seq > self._ended_seq
+
+    @property
+    def draining(self) -> bool:
+        """No new training groups are asked for, and those under way have little time left."""
+        return self._draining_seq > self._started_seq
 
     @property
     def run_ended(self) -> bool:
@@ -72,6 +78,8 @@ class LedgerView:
                 self.floor = max(self.floor, purged.floor)
             case RunStarted():
                 self._started_seq = max(self._started_seq, stored.sequence)
+            case RunDraining():
+                self._draining_seq = max(self._draining_seq, stored.sequence)
             case RunEnded():
                 self._ended_seq = max(self._ended_seq, stored.sequence)
             case _:

@@ -103,10 +103,10 @@ class TorchEngine:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while self._obey():
-                if self._aside():
-                    time.sleep(ASIDE_S)
-                    continue
                 try:
+                    if self._aside():
+                        time.sleep(ASIDE_S)
+                        continue
                     for ticket, result in self._decoder.advance():
                         ticket.future.set_result(result)
                 except Exception as error:  # this thread's boundary: every caller gets it

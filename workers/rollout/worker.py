@@ -91,10 +91,12 @@ async def run(
 
     def aside() -> bool:
         # A learner that was stopped in the middle of a step and replaced must not hold up the next windows.
-        return cpu is not None and ledger.has_untrained and cpu.is_taken()
+        waits = ledger.has_untrained and not ledger.draining
+        return cpu is not None and waits and cpu.is_taken()
 
-    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir, aside=aside)
-    engine = await asyncio.to_thread(partial(make, transfer))
+    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
+    # An evaluation has a time limit, and its engine steps aside for nobody.
+    engine = await asyncio.to_thread(partial(make, transfer, aside))
     wait_s = settings.weights_wait_s
     newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)

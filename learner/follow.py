@@ -12,11 +12,12 @@ from broker.messages import GroupAnnotated, StepPlanned
 from broker.settings import RunSettings
 from broker.telemetry import Health, now_us
 from learner.batch import Prepared, rows_of, rows_of_group
+from learner.computed import Computed, Started
 from learner.identity import BANDS, NotIdentical, check, comparable
 from learner.intake import WindowReader
 from learner.retention import Pins, deletable, kept_versions, orphans
 from learner.space import EarlyCheckpoint
-from learner.steps import Computed, Started, Steps
+from learner.steps import Steps
 from learner.watch import RunWatch
 from learner.windows import Rules, Window, make_plan, sweep
 

@@ -16,9 +16,10 @@ from broker.errors import SluiceError
 from broker.messages import CheckpointWritten, GroupAnnotated, StepPlanned
 from broker.topology import Log
 from learner.checkpoint import BadCheckpoint, Checkpoint, read
+from learner.computed import Computed
 from learner.model import digest_of
 from learner.reference import first_weights, make_reference
-from learner.steps import Computed, Steps
+from learner.steps import Steps
 
 log = structlog.get_logger()
 

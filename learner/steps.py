@@ -28,6 +28,7 @@ from broker.telemetry import now_us
 from learner import checkpoint as checkpoints
 from learner import gauges, reference
 from learner.batch import Prepared, rows_of
+from learner.computed import Computed, Started
 from learner.fold import Ledger
 from learner.metrics import Metrics, group_metrics
 from learner.model import digest_of
@@ -35,7 +36,7 @@ from learner.offers import Offers
 from learner.publish import Pen
 from learner.schedule import learning_rate
 from learner.settings import LearnerSettings
-from learner.trainer import Begun, Trainer
+from learner.trainer import Trainer
 from learner.windows import dropped_by_skip
 from learner.workshop import Workshop
 
@@ -53,32 +54,6 @@ class Environment:
     config_sha256: str
     threads: int
     libraries: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Started:
-    """A step whose gradients are there; nothing has changed yet."""
-
-    plan: StepPlanned
-    """Written or not."""
-    begun: Begun
-    facts: Metrics
-    seconds: float
-    """It took."""
-
-    def fits(self, plan: StepPlanned) -> bool:
-        """Whether `plan` is taken with these gradients."""
-        return (plan.version, plan.groups) == (self.plan.version, self.plan.groups)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A step as computed, before anybody is told."""
-
-    skipped: str
-    data: bytes
-    """The model weights after it; empty when skipped."""
-    metrics: Metrics
 
 
 class Steps:

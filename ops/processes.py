@@ -29,11 +29,9 @@ def limit_threads(threads: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
     # A thread that waits for its team takes the core from another process; one that sleeps at once is late
-    # for the next of many short products. About 0.1 ms in between.
+    # for the next of many short products. About 0.1 ms in between, where torch brings GNU's library.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault(
-            "GOMP_SPINCOUNT", "10000"
-        )  # of GNU's library, which torch's wheels bring
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

@@ -64,6 +64,21 @@ def test_values_and_gradients_equal_log_softmax_for_any_chunk(chunk_elements):
         assert torch.allclose(grad, expected, atol=1e-5)
 
 
+def test_a_token_that_cannot_be_chosen_leaves_everything_else_as_without_it():
+    hidden_NH, head_VH, _, temperature_N, _ = a_problem()
+    hidden_NH = hidden_NH.detach().abs() + 0.1
+    impossible_VH = torch.cat([head_VH, torch.full((1, head_VH.shape[1]), -torch.inf)]).detach()
+    chosen_N = torch.arange(len(hidden_NH)) % len(head_VH)
+
+    without = chosen_logprobs(hidden_NH, head_VH.detach(), chosen_N, temperature_N)
+    found = chosen_logprobs(hidden_NH, impossible_VH, chosen_N, temperature_N)
+    chosen = chosen_logprobs(hidden_NH, impossible_VH, chosen_N * 0 + len(head_VH), temperature_N)
+
+    for values, wanted in zip(found, without, strict=True):
+        assert torch.allclose(values, wanted, atol=1e-6)
+    assert (chosen[0] == -torch.inf).all(), "not a large number, which a ratio would take for one"
+
+
 def test_all_tokens_times_vocabulary_never_exists():
     tokens, vocabulary, limit = 512, 4096, 4096 * 16
     hidden_NH = torch.randn(tokens, 8, requires_grad=True)

@@ -1,5 +1,6 @@
 """What a step reports about itself: facts of its groups, and sums over the tokens it computed."""
 
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,12 @@ class TokenSums:
         """Of every token that the divergence acts on."""
         self.reference_count += len(divergence_N)
         self.reference_kl += divergence_N.detach().double().sum().item()
+
+    def include(self, more: "TokenSums") -> None:
+        """Sums over further micro-batches."""
+        for name, value in vars(more).items():
+            combine = {"ratio_min": min, "ratio_max": max}.get(name, operator.add)
+            setattr(self, name, combine(getattr(self, name), value))
 
     def metrics(self) -> Metrics:
         """Means over the computed tokens; None when there were none."""

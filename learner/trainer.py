@@ -21,6 +21,7 @@ from learner.model import answer_logprobs, head_weight, load_weights, weights_by
 from learner.objective import needs_old, needs_whole_step
 from learner.optimizer import Snapshot, load_optimizer, make_optimizer, optimizer_bytes
 from learner.settings import LearnerSettings
+from learner.streams import Gradients, Streams, add_up, split_rows
 from learner.terms import Terms, split
 
 
@@ -78,6 +79,8 @@ class Trainer:
         """Frozen; what the KL term compares with. Set before the first step where one is configured."""
         self.terms = Terms(settings)
         self.optimizer = make_optimizer(model, settings)
+        # A GPU has one queue of work.
+        self._streams = Streams(settings.threads if model.device.type == "cpu" else 1)
         self.interrupted = interrupted
         """Set from another thread: the computation in progress is given up."""
         prepare_layers(model, settings)
@@ -214,11 +217,36 @@ class Trainer:
         return found
 
     def _gradients(self, update: Update, sums: TokenSums) -> None:
+        """Leave them in the model's parameters."""
         rows = update.rows
         scales_B = DENOMINATORS[self.settings.denominator](rows)
         self.optimizer.zero_grad(set_to_none=True)
-        for batch in self._batches(rows, self.computed(rows)):
-            self._accumulate(rows, batch, scales_B, update.known, sums)
+
+        def stream(number: int, chosen: Sequence[int]) -> tuple[TokenSums, Gradients | None]:
+            told, gradients = TokenSums(), None
+            for batch in self._batches(rows, chosen):
+                loss = self._loss(rows, batch, scales_B, update.known, told)
+                if number == 0:
+                    loss.backward()
+                else:
+                    gradients = add_up(gradients, self._gradients_of(loss))
+            return told, gradients
+
+        parts = split_rows(rows, self.computed(rows), self._streams.count)
+        for told, gradients in self._streams.compute(stream, parts):
+            sums.include(told)
+            if gradients is not None:
+                self._add(gradients)
+
+    def _gradients_of(self, loss: torch.Tensor) -> Gradients:
+        """Of all parameters, theirs left as they are."""
+        return list(torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True))
+
+    def _add(self, gradients: Gradients) -> None:
+        parameters = list(self.model.parameters())
+        total = add_up([parameter.grad for parameter in parameters], gradients)
+        for parameter, gradient in zip(parameters, total, strict=True):
+            parameter.grad = gradient
 
     def _apply(self) -> float | None:
         """One optimizer update; the gradient norm before clipping, None when it is not finite."""
@@ -228,11 +256,11 @@ class Trainer:
             self.optimizer.step()
         return norm
 
-    def _accumulate(
+    def _loss(
         self, rows: Sequence[Row], batch: Sequence[int], scales_B: np.ndarray, known: Known,
         sums: TokenSums,
-    ) -> None:  # fmt: skip
-        """Forward and backward of one micro-batch; gradients add up."""
+    ) -> torch.Tensor:  # fmt: skip
+        """Forward pass of one micro-batch: its part of the loss, a scalar with gradients."""
         laid = lay_out([rows[i] for i in batch], scales_B[batch], self.model.device)
         reference_N = None
         if self.reference is not None:
@@ -241,7 +269,7 @@ class Trainer:
         logprobs_N, entropy_N = answer_logprobs(
             self.model, laid, dtype=self.dtype, entropy_gradient=self.terms.entropy_gradient
         )
-        loss = self.terms.loss(
+        return self.terms.loss(
             laid.line,
             logprobs_N,
             entropy_N,
@@ -250,7 +278,6 @@ class Trainer:
             reference_N=reference_N,
             sums=sums,
         )
-        loss.backward()
 
     def _clipped_norm(self) -> float | None:
         """Global gradient norm before clipping to the maximum; None when it is not finite."""

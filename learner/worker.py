@@ -13,7 +13,6 @@ import structlog
 import torch
 
 from broker.bus import Bus
-from broker.cpu_turn import CpuTurn
 from broker.gpu_turn import GpuTurn
 from broker.settings import RunSettings
 from broker.telemetry import Health, writer_id
@@ -53,12 +52,10 @@ async def run(
     health: Health,
     stop: asyncio.Event,
     turn: GpuTurn | None = None,
-    cpu: CpuTurn | None = None,
 ) -> None:
     """Train the run's steps. Returns when the run has ended or `stop` is set; Replaced when fenced.
 
     turn: on the GPU, where the run's engines compute on it too.
-    cpu: where they see that the learner computes, if it does so on their cores.
     model_dir: Hugging Face folder. run_dir: where checkpoints and weight files go.
     warmup_examples: called only when the run begins and has a warm-up.
     """
@@ -68,7 +65,6 @@ async def run(
         health=health,
         stop=stop,
         turn=turn,
-        cpu=cpu,
     ) as workshop:
         steps = await prepare(
             bus, workshop, run=run, model=model, model_dir=model_dir, settings=settings,

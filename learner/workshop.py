@@ -6,12 +6,10 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
 
-from broker.cpu_turn import CpuTurn
 from broker.errors import TooLong
 from broker.gpu_turn import LIMIT_S, GpuTurn
 from broker.telemetry import Health
@@ -35,11 +33,10 @@ class Workshop:
 
     def __init__(
         self, *, threads: int, deterministic: bool, health: Health, stop: asyncio.Event,
-        turn: GpuTurn | None = None, cpu: CpuTurn | None = None,
+        turn: GpuTurn | None = None,
     ) -> None:  # fmt: skip
-        """turn: on the GPU, where engines compute on it too. cpu: where they see that this one computes."""
+        """turn: on the GPU, where engines compute on it too."""
         self._turn = turn
-        self._cpu = cpu
         self._health = health
         self._stop = stop
         self._executor = ThreadPoolExecutor(
@@ -56,21 +53,17 @@ class Workshop:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def do_alone(self, what: str, function: Callable[[], Result]) -> Result:
-        """As `do`, for what needs much of the GPU or of the cores: while no engine is awake there.
+        """As `do`, for what needs much of the GPU: while no engine is awake there.
 
         Raises Interrupted when the process is asked to stop before its turn comes.
         """
         if self._turn is None:
-            return await self.do(what, lambda: self._seen(function))
+            return await self.do(what, function)
         await self._take(self._turn)
         try:
             return await self.do(what, lambda: _and_free(function))
         finally:
             self._turn.give()
-
-    def _seen(self, function: Callable[[], Result]) -> Result:
-        with self._cpu.taken() if self._cpu is not None else nullcontext():
-            return function()
 
     async def _take(self, turn: GpuTurn) -> None:
         waited = 0.0

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.bus import Bus
-from broker.cpu_turn import CpuTurn
 from broker.errors import BadConfiguration
 from broker.gpu_turn import GpuTurn
 from broker.telemetry import Health
@@ -57,14 +56,6 @@ def threads_of(role: str, configuration: Configuration) -> int:
     """Compute threads that the role may use."""
     of_role = {"learner": configuration.learner.threads, "rollout": configuration.rollout.threads}
     return of_role.get(role, 1)
-
-
-def cpu_turn(configuration: Configuration, paths: RunPaths) -> CpuTurn | None:
-    """Where learner and engines have more threads together than this machine has cores."""
-    c = configuration
-    threads = c.learner.threads + c.rollout.threads * c.rollout.processes
-    crowded = c.model.device == "cpu" and threads > len(os.sched_getaffinity(0))
-    return CpuTurn(paths.root) if crowded else None
 
 
 def load(role: str) -> Start:
@@ -160,7 +151,6 @@ def _rollout() -> Start:
             health=post.health,
             stop=post.stop,
             transfer=None if c.learner.transfer == "none" else c.learner.transfer,
-            cpu=cpu_turn(c, post.paths),
         )
 
     return start
@@ -212,7 +202,6 @@ def _learner() -> Start:
             health=post.health,
             stop=post.stop,
             turn=GpuTurn.of_learner(post.paths.root) if c.rollout.vllm.share_gpu else None,
-            cpu=cpu_turn(c, post.paths),
         )
 
     return start

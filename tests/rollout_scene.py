@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.arrays import token_array
-from broker.cpu_turn import CpuTurn
 from broker.memory import MemoryBus, MemoryServer
 from broker.messages import (
     GroupGenerated,
@@ -74,8 +73,6 @@ class Scene:
     path: Path
     bus: MemoryBus
     deterministic: bool = False
-    cpu: CpuTurn | None = None
-    """Where the worker sees that a learner computes."""
     health: Health = field(default_factory=lambda: Health("rollout"))
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -127,7 +124,6 @@ class Scene:
                 cache_dir=self.path / "cache",
                 health=self.health,
                 stop=self.stop,
-                cpu=self.cpu,
             )
         )
 

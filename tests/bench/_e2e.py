@@ -53,7 +53,7 @@ max_tokens = {tokens}
 [learner]
 learning_rate = {rate}
 checkpoint_every = 1_000_000
-threads = {threads}
+threads = 2
 
 [rollout]
 threads = {threads}
@@ -128,7 +128,7 @@ def ours(task: Task, eta: int, number: int, at: Path) -> tuple[float, float]:
         CONFIG.format(
             steps=steps, groups=task.groups, size=GROUP_SIZE, eta=eta, folder=at / "model",
             rows=at / "rows.jsonl", root=ROOT, tokens=TOKENS, rate=LEARNING_RATE,
-            # At eta 0 the two take turns; at 2 each has a core.
+            # At eta 0 the engine has the cores to itself while it is at work.
             threads=1 if eta else 2,
         )
     )  # fmt: skip

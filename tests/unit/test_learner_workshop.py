@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.cpu_turn import CpuTurn
 from broker.gpu_turn import GpuTurn
 from broker.telemetry import Health
 from learner.interrupt import Interrupted
@@ -52,15 +51,3 @@ async def test_a_step_that_fails_gives_the_turn_back(tmp_path: Path):
         await workshop.do_alone("step 1", lambda: 1 / 0)
 
     assert engine.take()
-
-
-async def test_engines_see_a_step_and_nothing_else(tmp_path: Path):
-    engine, health = CpuTurn(tmp_path), Health("learner")
-    with Workshop(
-        threads=1, deterministic=False, health=health, stop=asyncio.Event(), cpu=CpuTurn(tmp_path)
-    ) as workshop:
-        assert await workshop.do_alone("step 1", engine.is_taken)
-        assert not await workshop.do("checkpoint 1", engine.is_taken)
-        with pytest.raises(ZeroDivisionError):
-            await workshop.do_alone("step 2", lambda: 1 / 0)
-        assert not engine.is_taken()

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import BadConfiguration
-from ops import roles, settings
-from ops.paths import RunPaths
+from ops import settings
 from tests.configurations import written
 
 
@@ -57,28 +56,3 @@ def test_weights_are_sent_only_between_gpus_that_can_be_joined(
         settings.load(path, (*sent, change), environment={})
     shared = (*sent, "learner.transfer=ipc", "rollout.vllm.share_gpu=true")
     assert settings.load(path, shared, environment={}).learner.transfer == "ipc"
-
-
-@pytest.mark.parametrize(
-    ("cores", "options", "takes_turns"),
-    [
-        (2, (), False),
-        (1, (), True),
-        (3, ("learner.threads=2",), False),
-        (2, ("learner.threads=2",), True),
-        (3, ("rollout.threads=2", "rollout.processes=2"), True),
-    ],
-)
-def test_learner_and_engines_take_turns_where_they_have_more_threads_than_cores(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cores: int,
-    options: tuple[str, ...],
-    takes_turns: bool,
-):
-    monkeypatch.setattr("ops.roles.os.sched_getaffinity", lambda _: set(range(cores)))
-    loaded = settings.load(written(tmp_path), options, environment={})
-
-    found = roles.cpu_turn(loaded, RunPaths(tmp_path))
-
-    assert (found is not None) is takes_turns

@@ -1,7 +1,6 @@
 """What is the torch engine's own; what it shares with vLLM is in tests/contract/test_engines.py."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -57,41 +56,6 @@ async def test_a_cohort_decoded_again_has_the_same_bits(engine: TorchEngine, tmp
         for run in runs
     ]
     assert bits[0] == bits[1] == bits[2]
-
-
-async def test_an_engine_takes_no_step_while_others_need_the_processor_but_obeys(
-    engine: TorchEngine, tmp_path: Path
-):
-    needed = threading.Event()
-    polite = an_engine(tmp_path, aside=needed.is_set)
-    await polite.load(tmp_path / "w0", 0)
-    job = a_job([5, 6], (1, 2), max_tokens=12)
-    needed.set()
-
-    waiting = asyncio.create_task(polite.generate([job]))
-    await asyncio.sleep(0.3)
-    sampled_meanwhile = polite.sampled
-    await polite.load(tmp_path / "w0", 7)
-    needed.clear()
-    (late,) = await waiting
-
-    await polite.close()
-    (quick,) = await engine.generate([job])
-    assert sampled_meanwhile == 0
-    assert ids(late) == ids(quick)
-    assert {span.version for answer in answers(late) for span in answer.spans} == {7}
-
-
-async def test_an_engine_that_stands_aside_can_be_closed(tmp_path: Path):
-    polite = an_engine(a_folder(tmp_path), aside=lambda: True)
-    await polite.load(save_weights(a_model(), tmp_path / "w0"), 0)
-    waiting = asyncio.create_task(polite.generate([a_job([5, 6], (1,), max_tokens=12)]))
-    await asyncio.sleep(0.05)
-
-    await polite.close()
-
-    with pytest.raises(EngineError, match="closed"):
-        await waiting
 
 
 async def test_an_engine_that_breaks_tells_every_caller_and_works_again(

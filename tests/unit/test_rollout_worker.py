@@ -10,8 +10,7 @@ import torch
 
 from broker import weights
 from broker.arrays import unpack
-from broker.cpu_turn import CpuTurn
-from broker.messages import LogPurged, MixtureUpdated, RunDraining, Sampling, WeightsPublished
+from broker.messages import LogPurged, Sampling, WeightsPublished
 from broker.seeds import row_seed
 from broker.topology import Log
 from tests.builders import AT_US, WRITER
@@ -224,50 +223,6 @@ async def test_a_worker_told_to_stop_hands_its_groups_to_the_next(scene: Scene):
         (event,) = await scene.generated(1)
 
     assert event.status == "ok"
-
-
-def a_full_window(number: int) -> MixtureUpdated:
-    return MixtureUpdated(
-        writer_id=WRITER, at_us=AT_US, update_no=number, window=number, step=0, request_seq=0, cut=0,
-        mixer="static", domains=(), reason="",
-    )  # fmt: skip
-
-
-def a_draining_run() -> RunDraining:
-    return RunDraining(writer_id=WRITER, at_us=AT_US, reason="finished", open_groups=())
-
-
-async def test_training_waits_while_the_learner_computes_a_full_window_and_evaluation_does_not(
-    scene: Scene,
-):
-    scene.cpu = CpuTurn(scene.path)
-    await scene.publish_weights(0)
-    await scene.bus.publish(a_full_window(1))
-    async with scene.running():
-        with CpuTurn(scene.path).taken():
-            await until(lambda: scene.health.status().get("version") == 0)
-            await scene.bus.publish(a_train_request(1))
-            assert await scene.quiet() == 0
-
-            await scene.bus.publish(an_eval_request(0, 1, 2))
-            (measured,) = await scene.generated(1)
-            assert measured.group.purpose == "eval"
-            assert await scene.quiet() == 1
-
-        assert len(await scene.generated(2)) == 2
-
-
-@pytest.mark.parametrize("why", ["no window is full", "the run drains"])
-async def test_training_goes_on_while_the_learner_computes_where_it_must(scene: Scene, why: str):
-    scene.cpu = CpuTurn(scene.path)
-    await scene.publish_weights(0)
-    if why == "the run drains":
-        await scene.bus.publish(a_full_window(1))
-        await scene.bus.publish(a_draining_run())
-    async with scene.running():
-        with CpuTurn(scene.path).taken():
-            await scene.bus.publish(a_train_request(1))
-            assert len(await scene.generated(1)) == 1
 
 
 async def test_a_worker_leaves_when_the_run_has_ended(scene: Scene):

@@ -1,33 +1,24 @@
-"""What the rollout needs to know of the LEDGER: published weights, how far training is, the run's end.
+"""What the rollout needs to know of the LEDGER: published weights, the run's end.
 
 Read by cursor, and by asking for the newest messages whenever the cursor has been silent for a second:
 a blind reader does no harm.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from broker.bus import Bus, Stored
-from broker.codec import decode
 from broker.errors import TooLong
 from broker.messages import (
     LogPurged,
-    MixtureUpdated,
-    RunDraining,
     RunEnded,
     RunStarted,
-    StepCommitted,
     WeightsPublished,
 )
 from broker.topology import Log, kind_subjects
 
 POLL_S = 1.0
-KINDS = (
-    RunStarted.KIND, WeightsPublished.KIND, MixtureUpdated.KIND, StepCommitted.KIND, LogPurged.KIND,
-    RunDraining.KIND, RunEnded.KIND,
-)  # fmt: skip
-UNREAD: Mapping[str, object] = {"metrics": {}, "dropped": (), "domains": (), "open_groups": ()}
-"""Most of what commits and mixtures say; a restart reads all of them."""
+KINDS = (RunStarted.KIND, WeightsPublished.KIND, LogPurged.KIND, RunEnded.KIND)
 
 
 class LedgerView:
@@ -35,9 +26,7 @@ class LedgerView:
         self._bus = bus
         self._subjects = [kind_subjects(bus.run, kind) for kind in KINDS]
         self._changed = asyncio.Condition()
-        self._started_seq = self._draining_seq = self._ended_seq = 0
-        self._window = self._step = 0
-        """The newest window that is full, and the newest that is trained or skipped."""
+        self._started_seq = self._ended_seq = 0
         self.weights: dict[int, WeightsPublished] = {}
         """By version."""
         self.floor = 0
@@ -52,34 +41,18 @@ class LedgerView:
         return self._started_seq > self._ended_seq
 
     @property
-    def draining(self) -> bool:
-        """No new training groups are asked for, and those under way have little time left."""
-        return self._draining_seq > self._started_seq
-
-    @property
     def run_ended(self) -> bool:
         """False again once the run is resumed."""
         return self._ended_seq > self._started_seq
 
-    @property
-    def has_untrained(self) -> bool:
-        """Whether a window is full that the learner has not committed as a step."""
-        return self._window > self._step
-
     def fold(self, stored: Stored) -> None:
-        match decode(stored.data, unread=UNREAD):
+        match stored.event():
             case WeightsPublished() as published:
                 self.weights[published.version] = published
-            case MixtureUpdated() as mixture:
-                self._window = max(self._window, mixture.window)
-            case StepCommitted() as step:
-                self._step = max(self._step, step.step)
             case LogPurged() as purged:
                 self.floor = max(self.floor, purged.floor)
             case RunStarted():
                 self._started_seq = max(self._started_seq, stored.sequence)
-            case RunDraining():
-                self._draining_seq = max(self._draining_seq, stored.sequence)
             case RunEnded():
                 self._ended_seq = max(self._ended_seq, stored.sequence)
             case _:

@@ -3,21 +3,18 @@
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from workers.rollout.decoder import Decoder, Ticket
 from workers.rollout.engine import EngineError, Job, Refused, Result
-from workers.rollout.model import build_model, end_tokens, install_weights, stage_weights
+from workers.rollout.model import build_model, end_tokens
+from workers.rollout.packed import Weights, install, pack_linears, stage
 
 JOIN_LIMIT_S = 2.0
-ASIDE_S = 0.01
-"""Between two looks whether others still need the processor."""
 
 
 class TorchEngine:
@@ -34,18 +31,16 @@ class TorchEngine:
         max_rows: int,
         threads: int,
         signals: Collection[str] = (),
-        aside: Callable[[], bool] = lambda: False,
     ) -> None:
         """dtype: a torch type by name. Builds the model, which may take seconds.
 
-        aside: whether others need the processor more; no step is taken while they do.
         signals: what to record of each answer beside its tokens, by name (see signals.py).
         """
         at, kind = torch.device(device), getattr(torch, dtype)
         model = build_model(model_dir, device=at, dtype=kind)
+        pack_linears(model)
         self._decoder = Decoder(model, end_tokens(model_dir), max_rows=max_rows, signals=signals)
         self._threads = threads
-        self._aside = aside
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="torch-engine", daemon=True)
@@ -81,7 +76,7 @@ class TorchEngine:
 
     async def load(self, weights: Path, version: int) -> None:
         # Read while decoding goes on; the swap itself is a matter of pointers.
-        staged = await asyncio.to_thread(stage_weights, self._decoder.model, weights)
+        staged = await asyncio.to_thread(stage, self._decoder.model, weights)
         self._check_open()
         swapped: Future[None] = Future()
         self._commands.put(lambda: self._swap(staged, version, swapped))
@@ -104,9 +99,6 @@ class TorchEngine:
         with torch.inference_mode():
             while self._obey():
                 try:
-                    if self._aside():
-                        time.sleep(ASIDE_S)
-                        continue
                     for ticket, result in self._decoder.advance():
                         ticket.future.set_result(result)
                 except Exception as error:  # this thread's boundary: every caller gets it
@@ -135,9 +127,9 @@ class TorchEngine:
             if not ticket.future.done():
                 self._decoder.withdraw(ticket)
 
-    def _swap(self, staged: dict[str, Tensor], version: int, swapped: "Future[None]") -> None:
+    def _swap(self, staged: Weights, version: int, swapped: "Future[None]") -> None:
         if swapped.set_running_or_notify_cancel():
-            install_weights(self._decoder.model, staged)
+            install(self._decoder.model, staged)
             self._decoder.set_version(version)
             swapped.set_result(None)
 

@@ -5,7 +5,6 @@ evaluation keeps its version while training moves on.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import torch
 
 from broker.bus import Bus
-from broker.cpu_turn import CpuTurn
 from broker.errors import TooLong
 from broker.gpu_turn import GpuTurn
 from broker.serve import serve
@@ -36,7 +34,7 @@ RESUME_WAIT_S = 60.0
 
 def make_engine(
     settings: RolloutSettings, model_dir: Path, device: str, dtype: str, cache_dir: Path,
-    transfer: str | None = None, aside: Callable[[], bool] = lambda: False,
+    transfer: str | None = None,
 ) -> Engine:  # fmt: skip
     """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
     torch.set_num_threads(settings.threads)
@@ -64,7 +62,6 @@ def make_engine(
         max_rows=settings.max_rows,
         threads=settings.threads,
         signals=settings.signals,
-        aside=aside,
     )
 
 
@@ -80,23 +77,14 @@ async def run(
     health: Health,
     stop: asyncio.Event,
     transfer: str | None = None,
-    cpu: CpuTurn | None = None,
 ) -> None:
     """Answer requests until `stop` is set or the run has ended; model_dir needs no weights.
 
     transfer: how the newest weights may also come from the learner's memory; pinned ones never do.
-    cpu: where to see that the learner computes, if it does so on the cores of the engines.
     """
     ledger = LedgerView(bus)
-
-    def aside() -> bool:
-        # A learner that was stopped in the middle of a step and replaced must not hold up the next windows.
-        waits = ledger.has_untrained and not ledger.draining
-        return cpu is not None and waits and cpu.is_taken()
-
     make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
-    # An evaluation has a time limit, and its engine steps aside for nobody.
-    engine = await asyncio.to_thread(partial(make, transfer, aside))
+    engine = await asyncio.to_thread(partial(make, transfer))
     wait_s = settings.weights_wait_s
     newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
     pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)

@@ -1,0 +1,96 @@
+"""Linear layers whose weights are laid out once a version for products on a CPU, not at every decoding step.
+
+A step multiplies few rows with large matrices, and a BLAS copies each matrix into a layout of its own before
+it multiplies: of a model larger than the cache that is most of the step. The layout is oneDNN's, through the
+operators that torch's own compiler uses.
+"""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workers.rollout.model import install_weights, stage_weights
+
+SMALLEST = 100_000
+"""Elements of a matrix that is packed; smaller ones stay in a core's cache, where torch's own product is as
+fast or faster (ADR 11)."""
+ROWS = 16
+"""The layout is made for products with about so many rows, and is as good for others."""
+
+
+class PackedLinear(nn.Module):
+    """In the place of a `nn.Linear`, under the same names; computes nothing before its first `packed`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.packed: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return torch.ops.mkldnn._linear_pointwise(values, self.packed, self.bias, "none", [], "")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A version's model weights, read and checked, changing nothing yet."""
+
+    plain: dict[str, Tensor]
+    """By their names in the state dict; what only packed layers read is one number, spread out."""
+    packed: dict[str, Tensor]
+    """By the layer's name."""
+
+
+def pack_linears(model: nn.Module, *, smallest: int = SMALLEST) -> None:
+    """Replace the model's large linear layers in place, where its device and type allow it."""
+    parameter = next(model.parameters())
+    if not _can_pack(parameter.device, parameter.dtype):
+        return
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module.weight.numel() >= smallest:
+            model.set_submodule(name, PackedLinear(module))
+
+
+def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    return (
+        device.type == "cpu"
+        and dtype is torch.float32
+        and platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def stage(model: nn.Module, file: Path) -> Weights:
+    """Read a safetensors file. Raises BadWeights."""
+    plain = stage_weights(model, file)
+    names = model.state_dict(keep_vars=True)
+    staged = {id(names[name]): name for name in plain}
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
+    others = {
+        id(parameter)
+        for module in model.modules()
+        if not isinstance(module, PackedLinear)
+        for parameter in module.parameters(recurse=False)
+    }
+    packed: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        tensor = plain[staged[id(layer.weight)]]
+        packed[name] = torch.ops.mkldnn._reorder_linear_weight(tensor, ROWS)
+    for layer in layers.values():
+        if id(layer.weight) not in others:
+            of = staged[id(layer.weight)]
+            plain[of] = plain[of].new_zeros(()).expand(plain[of].shape)
+    return Weights(plain, packed)
+
+
+def install(model: nn.Module, weights: Weights) -> None:
+    """Put them in force; a matter of pointers."""
+    install_weights(model, weights.plain)
+    for name, tensor in weights.packed.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, PackedLinear)  # staged for this model
+        layer.packed = tensor

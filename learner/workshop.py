@@ -1,7 +1,6 @@
 """The one thread in which everything is computed, so that the event loop stays alive meanwhile."""
 
 import asyncio
-import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -21,11 +20,6 @@ POLL_S = 0.5
 TURN_POLL_S = 0.05
 COMPUTE_LIMIT_S = 12 * 3600.0
 """No single computation (warm-up, a step, a checkpoint) takes longer unless it is stuck."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""glibc's names: how much unused memory stays, and blocks of what size never come from it."""
-KEPT_BYTES, HEAP_BYTES = 1 << 30, 32 << 20
-"""The second is the most that glibc takes."""
 
 
 class Workshop:
@@ -105,21 +99,8 @@ def _and_free(function: Callable[[], Result]) -> Result:
 
 
 def _prepare(threads: int, deterministic: bool) -> None:
-    _keep_freed_memory()
     # Sums depend on how they are split among threads.
     torch.set_num_threads(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-
-
-def _keep_freed_memory() -> None:
-    """Where the C library is glibc: let the next step have the pages that this one frees.
-
-    Otherwise every step gives its activations back to the kernel, which clears them page by page for the
-    next one.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_MMAP_THRESHOLD, HEAP_BYTES)

@@ -29,6 +29,7 @@ ROLES = ("dispatcher", "rollout", "verifier", "policy", "learner", "recorder")
 SINGLE_WRITERS = {"dispatcher", "policy", "learner"}
 """Further processes of these stand by."""
 NEED_MODEL = {"dispatcher", "rollout", "learner"}
+COMPUTE = {"rollout", "learner"}
 LIBRARIES = ("sluice-rl", "torch", "transformers", "tokenizers", "numpy", "nats-py", "math-verify")
 
 

@@ -32,7 +32,7 @@ from ops import kept, roles, settings
 from ops.failures import first_of
 from ops.paths import RunPaths
 from ops.preflight import refuse_impossible, refuse_unknown_verifiers, snapshot_every
-from ops.processes import limit_threads
+from ops.processes import keep_freed_memory, limit_threads
 from ops.settings import Configuration
 
 DONE, BUG, REFUSED, REPLACED = 0, 1, 2, 3
@@ -83,6 +83,8 @@ def main(
     try:
         check(configuration, names)
         limit_threads(max(roles.threads_of(name, configuration) for name in names))
+        if configuration.model.device == "cpu" and set(names) & roles.COMPUTE:
+            keep_freed_memory()
         if set(names) & roles.NEED_MODEL:
             roles.prepare_model(configuration, paths)
         starts = {name: roles.load(name) for name in names}

@@ -46,10 +46,11 @@ def replay(asked: argparse.Namespace) -> int:
 
 async def _replay(asked: argparse.Namespace, folder: Path, paths: "RunPaths") -> int:
     from ops import roles, settings
-    from ops.processes import limit_threads
+    from ops.processes import keep_freed_memory, limit_threads
 
     c = settings.load(paths.config)
     limit_threads(c.learner.threads)
+    keep_freed_memory()
     from learner import replay as learner_replay
 
     started = time.monotonic()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer
@@ -133,10 +134,12 @@ def ours(task: Task, eta: int, number: int, at: Path) -> tuple[float, float]:
         )
     )  # fmt: skip
     run_id = f"eta{eta}-{number}"
-    summary = run(config, run_id, at / "runs")
-    if not all(summary["proofs"].values()):
-        raise RuntimeError(f"{run_id}: {summary['proofs']}")
-    taken = committed(run_id, at / "runs")
+    # Servers of its own: the logs of many runs would not fit on one's disk.
+    with TemporaryDirectory(prefix="runs-", dir=at, ignore_cleanup_errors=True) as runs:
+        summary = run(config, run_id, Path(runs))
+        if not all(summary["proofs"].values()):
+            raise RuntimeError(f"{run_id}: {summary['proofs']}")
+        taken = committed(run_id, Path(runs))
     begun, ended = taken[task.warm_steps - 1], taken[task.warm_steps + task.steps - 1]
     samples = sum(answers for _, _, answers in taken[task.warm_steps :][: task.steps])
     return samples / (ended[1] - begun[1]), summary["peak_memory_bytes"] / GIB
@@ -165,7 +168,6 @@ def write_rows(path: Path, prompts: Sequence[str]) -> None:
 
 def measure_task(task: Task, at: Path) -> list[Result]:
     """at: with the folder `model` and `rows.jsonl`."""
-    (at / "runs").mkdir()
     asked = Asked(
         folder=str(at / "model"), rows=str(at / "rows.jsonl"), reward="vowels",
         answers=task.answers, group_size=GROUP_SIZE, max_tokens=TOKENS,

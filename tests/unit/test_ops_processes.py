@@ -1,8 +1,11 @@
 import os
+import platform
 import signal
 import subprocess
 import sys
 from mmap import mmap
+
+import pytest
 
 from ops.processes import MemoryPeak
 
@@ -54,3 +57,35 @@ def test_a_process_that_has_ended_uses_none():
     peak.look([ended.pid])
 
     assert peak.most_bytes == 0
+
+
+MEMORY = """
+import resource, sys, threading
+from ops.processes import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+found = []
+
+def step():
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [b"x" * (n << 20) for n in (40, 120, 60)]
+        del blocks
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=step)
+thread.start()
+thread.join()
+print(max(found[1:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_large_blocks_of_a_thread_are_used_again_without_the_kernel():
+    faults = {
+        how: int(subprocess.check_output([sys.executable, "-c", MEMORY, how], text=True))
+        for how in ("kept", "given back")
+    }
+
+    assert faults["kept"] < 1_000 < 20_000 < faults["given back"]

@@ -9,6 +9,16 @@ from transformers import PreTrainedModel
 from broker.errors import BadConfiguration
 from learner.settings import LearnerSettings
 
+BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Rotary embeddings that keep the longest row of a batch in the model, where two passes would share it."""
+
+
+def may_stream(model: PreTrainedModel, settings: LearnerSettings) -> bool:
+    """Whether passes may be under way at once. A GPU has one queue of work, a compiler one program."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    by_batch = rope.get("rope_type") in BATCH_DEPENDENT_ROPE
+    return model.device.type == "cpu" and not settings.compile and not by_batch
+
 
 def prepare_layers(model: PreTrainedModel, settings: LearnerSettings) -> None:
     """Put the settings in force, in place. Hooks on the layers stay outside of both.

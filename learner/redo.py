@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class RedoMismatch(SluiceError):
-    """Redone steps came out differently than committed: other hardware, libraries or kernels."""
+    """Redone steps came out differently than committed: other hardware, libraries, kernels or program."""
 
 
 class LogIncomplete(SluiceError):

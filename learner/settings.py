@@ -71,7 +71,8 @@ class LearnerSettings(Objective):
     """Mean |log-probability of the trainer - of the engine|, nats a token, beyond which nothing is trained;
     None: 0.02 in float32, 0.1 in bfloat16."""
     threads: Annotated[int, Field(ge=1)] = 1
-    """On a CPU a step's rows go in so many streams, each with gradients of its own in memory."""
+    """For products. On a CPU a step's rows go in so many streams, each with a micro-batch and gradients of
+    its own in memory."""
     min_fresh_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of a step's groups; the oldest beyond it are dropped as `not_fresh` and asked for again. 0: off."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 20

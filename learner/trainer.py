@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from learner.batch import Row, micro_batches, parts_of
-from learner.compute import prepare_layers
+from learner.compute import may_stream, prepare_layers
 from learner.denominators import DENOMINATORS
 from learner.interrupt import Interrupted, make_interruptible
 from learner.layout import answers_in_line, lay_out
@@ -21,7 +21,7 @@ from learner.model import answer_logprobs, head_weight, load_weights, weights_by
 from learner.objective import needs_old, needs_whole_step
 from learner.optimizer import Snapshot, load_optimizer, make_optimizer, optimizer_bytes
 from learner.settings import LearnerSettings
-from learner.streams import Gradients, Streams, add_up, split_rows
+from learner.streams import Gradients, Streams, add_up, gradients_of, split_rows
 from learner.terms import Terms, split
 
 
@@ -79,8 +79,7 @@ class Trainer:
         """Frozen; what the KL term compares with. Set before the first step where one is configured."""
         self.terms = Terms(settings)
         self.optimizer = make_optimizer(model, settings)
-        # A GPU has one queue of work.
-        self._streams = Streams(settings.threads if model.device.type == "cpu" else 1)
+        self._streams = Streams(settings.threads if may_stream(model, settings) else 1)
         self.interrupted = interrupted
         """Set from another thread: the computation in progress is given up."""
         prepare_layers(model, settings)
@@ -227,9 +226,9 @@ class Trainer:
             for batch in self._batches(rows, chosen):
                 loss = self._loss(rows, batch, scales_B, update.known, told)
                 if number == 0:
-                    loss.backward()
+                    loss.backward()  # into the parameters: one copy of the gradients fewer
                 else:
-                    gradients = add_up(gradients, self._gradients_of(loss))
+                    gradients = add_up(gradients, gradients_of(loss, self._trained()))
             return told, gradients
 
         parts = split_rows(rows, self.computed(rows), self._streams.count)
@@ -238,12 +237,11 @@ class Trainer:
             if gradients is not None:
                 self._add(gradients)
 
-    def _gradients_of(self, loss: torch.Tensor) -> Gradients:
-        """Of all parameters, theirs left as they are."""
-        return list(torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True))
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _add(self, gradients: Gradients) -> None:
-        parameters = list(self.model.parameters())
+        parameters = self._trained()
         total = add_up([parameter.grad for parameter in parameters], gradients)
         for parameter, gradient in zip(parameters, total, strict=True):
             parameter.grad = gradient

@@ -1,4 +1,4 @@
-"""The one thread in which everything is computed, so that the event loop stays alive meanwhile."""
+"""The one thread from which everything is computed, so that the event loop stays alive meanwhile."""
 
 import asyncio
 import os

@@ -71,7 +71,11 @@ def estimate(configuration: Configuration, shape: Shape, prompt_tokens: int) -> 
     # Token ids and log-probabilities, in REQUESTS once and in the three later logs each, and some text.
     per_answer = 3 * (8 * c.sampling.max_tokens + 600)
     return Estimate(
-        learner=TORCH_PROCESS + 4 * weights + activations,
+        # A stream more: its micro-batch, its gradients and those that it adds to them.
+        learner=TORCH_PROCESS
+        + 4 * weights
+        + activations
+        + (c.learner.threads - 1) * (activations + 2 * weights),
         rollout=c.rollout.processes * (TORCH_PROCESS + 2 * weights + cache),
         checkpoints=(c.learner.keep_checkpoints + 1) * 3 * weights,
         weights=(c.run.pace_steps + 3) * weights,

@@ -47,6 +47,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_SMALL | {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512},
         tie_word_embeddings=True,
     ),
+    # Its MLP is larger than a core's cache holds.
+    "llama-large": LlamaConfig(**_SMALL | {"intermediate_size": 4096}),
     "qwen2": Qwen2Config(**_SMALL),
     "qwen2-window": Qwen2Config(
         **_SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1

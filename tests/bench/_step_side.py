@@ -40,7 +40,7 @@ def our_step(folder: Path) -> Callable[[], object]:
     from learner.trainer import Trainer
 
     model = load_model(folder, device="cpu", seed=0)
-    settings = LearnerSettings(learning_rate=LEARNING_RATE)
+    settings = LearnerSettings(learning_rate=LEARNING_RATE, threads=THREADS)
     trainer = Trainer(model, settings, dtype=torch.float32, interrupted=threading.Event())
     rows = [
         Row(

@@ -220,7 +220,9 @@ def test_estimates_grow_with_what_they_depend_on(tmp_path: Path):
     small = estimate(settings.load(path, (), {}), shape, 10)
     rows = estimate(settings.load(path, ("rollout.max_rows=512",), {}), shape, 10)
     steps = estimate(settings.load(path, ("run.steps=1000",), {}), shape, 10)
+    streams = estimate(settings.load(path, ("learner.threads=4",), {}), shape, 10)
 
+    assert streams.learner > small.learner
     assert rows.rollout > small.rollout
     assert rows.learner == small.learner
     assert steps.logs > small.logs

@@ -6,6 +6,7 @@ operators that torch's own compiler uses.
 """
 
 import platform
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,23 +68,26 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def stage(model: nn.Module, file: Path) -> Weights:
     """Read a safetensors file. Raises BadWeights."""
     plain = stage_weights(model, file)
-    names = model.state_dict(keep_vars=True)
-    staged = {id(names[name]): name for name in plain}
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, PackedLinear)}
-    others = {
+    parameters = model.state_dict(keep_vars=True)
+    name_of = {id(parameters[name]): name for name in plain}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)
+    }
+    kept = {
         id(parameter)
         for module in model.modules()
         if not isinstance(module, PackedLinear)
         for parameter in module.parameters(recurse=False)
     }
+    waiting = Counter(id(layer.weight) for layer in layers.values())
     packed: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        tensor = plain[staged[id(layer.weight)]]
-        packed[name] = torch.ops.mkldnn._reorder_linear_weight(tensor, ROWS)
-    for layer in layers.values():
-        if id(layer.weight) not in others:
-            of = staged[id(layer.weight)]
-            plain[of] = plain[of].new_zeros(()).expand(plain[of].shape)
+        weight, stored = id(layer.weight), name_of[id(layer.weight)]
+        packed[name] = torch.ops.mkldnn._reorder_linear_weight(plain[stored], ROWS)
+        waiting[weight] -= 1
+        if not waiting[weight] and weight not in kept:
+            # Now rather than at the end: there is another version in force beside it.
+            plain[stored] = plain[stored].new_zeros(()).expand(plain[stored].shape)
     return Weights(plain, packed)
 
 

@@ -95,6 +95,7 @@ class TorchEngine:
     # --- in the engine's thread ---
 
     def _work(self) -> None:
+        torch.get_num_threads()  # or another thread's next number would be this one's
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while self._obey():

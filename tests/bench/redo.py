@@ -89,7 +89,11 @@ async def live(bus: Bus, folder: Path, run_id: str) -> None:
         ),
         model=ModelSettings(tiny=TINY),
         model_dir=folder / "model",
-        settings=LearnerSettings(learning_rate=1e-4, checkpoint_every=10 * STEPS),
+        settings=LearnerSettings(
+            learning_rate=1e-4,
+            checkpoint_every=10 * STEPS,
+            identity_band=100.0,  # no engine sampled these answers
+        ),
         warmup=WarmupSettings(),
         warmup_examples=lambda: iter(()),
         run_dir=folder / run_id,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ LIGHT = "dispatcher,verifier,policy,recorder"
 """The roles without torch, as one process: what a test does not kill need not cost a start each."""
 LEAVE_LIMIT_S = 10.0
 """A worker leaves within this of SIGTERM."""
+ENDLESS = 100_000
+"""Steps of a run that is still under way whatever a test does meanwhile, at any pace: it ends by `stop`."""
 
 CONFIG = """
 [run]
@@ -274,11 +276,29 @@ class Cluster:
             limit_s=limit_s,
         )
 
+    def newest_step(self) -> int:
+        """The newest step on record; 0 before the first."""
+        return self.query("select coalesce(max(step), 0) as step from learner_step")[0]["step"]
+
     def wait_end(self, *, limit_s: float = 120) -> None:
         self.wait_for(
             f"select status not in ('running', 'draining') from run where run_id = '{self.run}'",
             limit_s=limit_s,
         )
+
+    def stop(self, *, incidents: Collection[str] = (), limit_s: float = 60) -> int:
+        """Ends the run by `sluice stop`; returns how many steps it took, each of which is on record.
+
+        incidents: the kinds that must be on record, and no other, apart from the stop itself.
+        """
+        self.sluice("stop", self.run)
+        self.wait_end(limit_s=limit_s)
+        assert self.status() == "stopped"
+        kinds = {row["kind"] for row in self.query("select kind from incident")}
+        assert kinds == {*incidents, "stop_requested"}
+        steps = [row["step"] for row in self.query("select step from learner_step order by step")]
+        assert steps == list(range(1, len(steps) + 1))
+        return len(steps)
 
     def status(self) -> str:
         return self.query("select status from run where run_id = %(run)s", run=self.run)[0][

@@ -13,8 +13,8 @@ from tests.e2e.kill_matrix import case, deployed, try_out
 from tests.e2e.kills import KINDS, Deployment, Postgres, examine
 
 SEED = 11
-STEPS = 64
-"""More than are taken while everything dies in turn."""
+STEPS = 200
+"""Several times what is taken while everything dies in turn, which is about 50."""
 RECOVERY_LIMIT_S = 90.0
 """What a killed worker held comes again after 30 s; a restart takes seconds on a quiet machine."""
 MOMENT_S = 0.3
@@ -51,7 +51,7 @@ def strike_in_turn(
 def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, postgres: Postgres):
     assert {*WITHOUT_STORE, *WITH_STORE, "learner", "postgres"} == set(KINDS)
     rng = random.Random(SEED)
-    options = {"steps": STEPS, "checkpoint_every": 7, "run_extra": "no_progress_steps = 100"}
+    options = {"steps": STEPS, "checkpoint_every": 7, "run_extra": "no_progress_steps = 1000"}
     with deployed(tmp_path, postgres, "matrix", **options) as deployment:
         deployment.run.start(*ROLES)
         deployment.wait_step(1, limit_s=RECOVERY_LIMIT_S)

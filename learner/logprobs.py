@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-CHUNK_ELEMENTS = 16 * 1024 * 1024
-"""Logits held at once: 64 MiB in float32, and as much again for what is made of them."""
+CHUNK_ELEMENTS = 32 * 1024 * 1024
+"""Logits held at once: 128 MiB in float32, and as much again for what is made of them."""
 
 
 class _ChosenLogprobs(torch.autograd.Function):
     """Logits are made chunk by chunk, and again in backward, where their gradient is known.
+
+    Those of the last chunk, in many batches the only one, are kept for it.
 
     d logp / d logits = (one-hot(chosen) - p) / temperature, d entropy / d logits =
     -p (log p + entropy) / temperature, p = softmax.
@@ -32,6 +34,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs_N = torch.empty(len(chosen_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         norms_N = torch.empty_like(logprobs_N)
+        logits_CV = torch.empty(0)
         # Two buffers for all chunks: on a CPU fresh memory of this size comes page by page from the kernel.
         buffers = [_buffer(hidden_NH, head_VH, chunk) for _ in range(2)]
         for at in range(0, len(chosen_N), chunk):
@@ -51,6 +54,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             entropy_N[part] = norm_C - expected_C
         ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N, entropy_N)
         ctx.chunk, ctx.entropy_gradient = chunk, entropy_gradient
+        ctx.last_CV = logits_CV
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
@@ -62,11 +66,16 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_entropy_N = grads[1] / temperature_N if ctx.entropy_gradient else None
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32)
-        buffer = _buffer(hidden_NH, head_VH, ctx.chunk)
+        # Once: what is made of them takes their place.
+        kept_CV, ctx.last_CV = ctx.last_CV, torch.empty(0)
+        again = len(chosen_N) - len(kept_CV)
+        buffer = _buffer(hidden_NH[:again], head_VH, ctx.chunk)
         for at in range(0, len(chosen_N), ctx.chunk):
             part = slice(at, at + ctx.chunk)
-            out_CV = buffer[: len(chosen_N[part])]
-            logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part], out_CV)
+            logits_CV = kept_CV
+            if at < again:
+                out_CV = buffer[: len(chosen_N[part])]
+                logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part], out_CV)
             log_p_CV = logits_CV.sub_(norms_N[part, None])
             if grad_entropy_N is None:
                 slope_CV = log_p_CV.exp_().mul_(-grad_N[part, None])

@@ -90,7 +90,7 @@ def save_weights(model: PreTrainedModel, file: Path) -> Path:
     return file
 
 
-SPOILT = ["missing", "unknown", "shape", "not finite", "cut off"]
+SPOILT = ["missing", "unknown", "shape", "nan", "inf", "-inf", "cut off"]
 """How a file of weights may fail to fit the model."""
 
 
@@ -103,8 +103,8 @@ def spoil(good: Path, bad: Path, how: str) -> None:
             tensors["extra"] = torch.zeros(1)
         case "shape":
             tensors[name] = tensors[name][:-1].contiguous()
-        case "not finite":
-            tensors[name][0, 0] = float("nan")
+        case "nan" | "inf" | "-inf":
+            tensors[name][0, 0] = float(how)
     save_file(tensors, bad)
     if how == "cut off":
         bad.write_bytes(bad.read_bytes()[:-100])

@@ -64,6 +64,22 @@ def test_values_and_gradients_equal_log_softmax_for_any_chunk(chunk_elements):
         assert torch.allclose(grad, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_gradients_asked_for_twice_come_out_the_same(entropy_gradient):
+    # The first time uses up the logits that forward left.
+    hidden_NH, head_VH, chosen_N, temperature_N, upstream_N = a_problem()
+    logprobs_N, entropy_N = chosen_logprobs(
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=19 * 5,
+        entropy_gradient=entropy_gradient,
+    )  # fmt: skip
+    loss = ((logprobs_N + entropy_N) * upstream_N).sum()
+
+    first = torch.autograd.grad(loss, [hidden_NH, head_VH], retain_graph=True)
+    second = torch.autograd.grad(loss, [hidden_NH, head_VH])
+
+    assert all(torch.equal(*both) for both in zip(first, second, strict=True))
+
+
 def test_a_token_that_cannot_be_chosen_leaves_everything_else_as_without_it():
     hidden_NH, head_VH, _, temperature_N, _ = a_problem()
     hidden_NH = hidden_NH.detach().abs() + 0.1

@@ -6,14 +6,14 @@ operators that torch's own compiler uses.
 """
 
 import platform
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from workers.rollout.model import install_weights, stage_weights
+from workers.rollout.model import install_weights, placed, read_weights
 
 SMALLEST = 100_000
 """Elements of a matrix that is packed; smaller ones stay in a core's cache, where torch's own product is as
@@ -67,28 +67,30 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def stage(model: nn.Module, file: Path) -> Weights:
     """Read a safetensors file. Raises BadWeights."""
-    plain = stage_weights(model, file)
-    parameters = model.state_dict(keep_vars=True)
-    name_of = {id(parameters[name]): name for name in plain}
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)
-    }
-    kept = {
-        id(parameter)
-        for module in model.modules()
-        if not isinstance(module, PackedLinear)
-        for parameter in module.parameters(recurse=False)
-    }
-    waiting = Counter(id(layer.weight) for layer in layers.values())
+    layers: dict[int, list[str]] = defaultdict(list)
+    """Names of the packed layers by the weight that they read."""
+    kept: set[int] = set()
+    """What others read, or a packed layer as it is: biases."""
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            if isinstance(module, PackedLinear) and parameter is module.weight:
+                layers[id(parameter)].append(name)
+            else:
+                kept.add(id(parameter))
+    plain: dict[str, Tensor] = {}
     packed: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        weight, stored = id(layer.weight), name_of[id(layer.weight)]
-        packed[name] = torch.ops.mkldnn._reorder_linear_weight(plain[stored], ROWS)
-        waiting[weight] -= 1
-        if not waiting[weight] and weight not in kept:
-            # Now rather than at the end: there is another version in force beside it.
-            plain[stored] = plain[stored].new_zeros(()).expand(plain[stored].shape)
+    for name, stored, own in read_weights(model, file):
+        for layer in layers[id(own)]:
+            packed[layer] = _laid_out(stored.to(own.dtype))
+        only_packed = id(own) in layers and id(own) not in kept
+        plain[name] = own.new_zeros(()).expand(own.shape) if only_packed else placed(stored, own)
     return Weights(plain, packed)
+
+
+def _laid_out(stored: Tensor) -> Tensor:
+    laid = torch.ops.mkldnn._reorder_linear_weight(stored, ROWS)
+    # Where the plain layout is the best one it may still be the file's memory.
+    return laid.clone() if laid.layout is torch.strided else laid
 
 
 def install(model: nn.Module, weights: Weights) -> None:

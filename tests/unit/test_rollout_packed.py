@@ -24,7 +24,7 @@ from workers.rollout import packed
 from workers.rollout.decoder import Decoder, Ticket
 from workers.rollout.engine import BadWeights
 from workers.rollout.model import build_model
-from workers.rollout.packed import PackedLinear, install, pack_linears, stage
+from workers.rollout.packed import PackedLinear, install, pack_linears, planned_rows, stage
 from workers.rollout.torch_engine import TorchEngine
 
 torch.set_num_threads(1)
@@ -157,3 +157,25 @@ async def test_an_engine_packs_a_model_that_is_large_enough(tmp_path: Path):
         check_against(model, job, answer)
     layers = [type(m) for m in engine._decoder.model.modules()]
     assert layers.count(PackedLinear) == 2 * 3  # the MLP's three matrices
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (17,), (3, 11), (1, 1000), (0,)])
+def test_a_layer_takes_any_number_of_rows(shape: tuple[int, ...]):
+    plain = nn.Linear(12, 7)
+    layer = PackedLinear(plain)
+    layer.packed = packed._laid_out(plain.weight.detach())
+    values = torch.randn(*shape, 12)
+
+    with torch.no_grad():
+        found, expected = layer(values), plain(values)
+
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_few_numbers_of_rows_are_planned_for():
+    planned = [planned_rows(rows) for rows in range(1, 4097)]
+
+    assert all(rows <= n <= rows * 1.125 for rows, n in enumerate(planned, start=1))
+    assert planned[:16] == list(range(1, 17))
+    assert len(set(planned)) <= 15 + 8 * 9

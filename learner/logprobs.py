@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 CHUNK_ELEMENTS = 32 * 1024 * 1024
-"""Logits held at once: 128 MiB in float32, and as much again for what is made of them."""
+"""Logits held at once: 128 MiB in float32, and as much again for what is made of them, by each stream."""
 
 
 class _ChosenLogprobs(torch.autograd.Function):
@@ -34,7 +34,6 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs_N = torch.empty(len(chosen_N), dtype=torch.float32, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
         norms_N = torch.empty_like(logprobs_N)
-        logits_CV = torch.empty(0)
         # Two buffers for all chunks: on a CPU fresh memory of this size comes page by page from the kernel.
         buffers = [_buffer(hidden_NH, head_VH, chunk) for _ in range(2)]
         for at in range(0, len(chosen_N), chunk):
@@ -54,7 +53,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             entropy_N[part] = norm_C - expected_C
         ctx.save_for_backward(hidden_NH, head_VH, chosen_N, temperature_N, norms_N, entropy_N)
         ctx.chunk, ctx.entropy_gradient = chunk, entropy_gradient
-        ctx.last_CV = logits_CV
+        ctx.buffer = buffers[0]
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
@@ -66,25 +65,25 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_entropy_N = grads[1] / temperature_N if ctx.entropy_gradient else None
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_head_VH = torch.zeros_like(head_VH, dtype=torch.float32)
-        # Once: what is made of them takes their place.
-        kept_CV, ctx.last_CV = ctx.last_CV, torch.empty(0)
-        again = len(chosen_N) - len(kept_CV)
-        buffer = _buffer(hidden_NH[:again], head_VH, ctx.chunk)
-        for at in range(0, len(chosen_N), ctx.chunk):
+        # Forward left the last chunk's, once: what is made of them takes their place.
+        buffer, ctx.buffer = ctx.buffer, None
+        kept = buffer is not None
+        if not kept:
+            buffer = _buffer(hidden_NH, head_VH, ctx.chunk)
+        for at in reversed(range(0, len(chosen_N), ctx.chunk)):
             part = slice(at, at + ctx.chunk)
-            logits_CV = kept_CV
-            if at < again:
-                out_CV = buffer[: len(chosen_N[part])]
-                logits_CV = _logits(hidden_NH[part], head_VH, temperature_N[part], out_CV)
+            logits_CV = buffer[: len(chosen_N[part])]
+            if not kept:
+                _logits(hidden_NH[part], head_VH, temperature_N[part], logits_CV)
+            kept = False
             log_p_CV = logits_CV.sub_(norms_N[part, None])
             if grad_entropy_N is None:
                 slope_CV = log_p_CV.exp_().mul_(-grad_N[part, None])
             else:
-                p_CV = log_p_CV.exp()
+                slope_CV = log_p_CV.exp()
                 # -inf logits carry no probability: 0 x inf is 0 here.
-                plogp_CV = log_p_CV.add_(entropy_N[part, None]).mul_(p_CV).nan_to_num_(nan=0.0)
-                slope_CV = p_CV.mul_(-grad_N[part, None])
-                slope_CV.sub_(plogp_CV.mul_(grad_entropy_N[part, None]))
+                plogp_CV = log_p_CV.add_(entropy_N[part, None]).mul_(slope_CV).nan_to_num_(nan=0.0)
+                slope_CV.mul_(-grad_N[part, None]).sub_(plogp_CV.mul_(grad_entropy_N[part, None]))
             slope_CV.scatter_add_(1, chosen_N[part, None], grad_N[part, None])
             slope_CV = slope_CV.to(hidden_NH.dtype)
             grad_hidden_NH[part] = slope_CV @ head_VH
@@ -92,6 +91,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 grad_head_VH.addmm_(slope_CV.T, hidden_NH[part])
             else:
                 grad_head_VH += slope_CV.T @ hidden_NH[part]
+            del slope_CV  # or it would be there beside the next chunk's
         return grad_hidden_NH, grad_head_VH.to(head_VH.dtype), None, None, None, None
 
 

@@ -150,12 +150,12 @@ class Findings:
     """Steps that a learner took again, of all its lives."""
 
 
-def examine(deployment: Deployment, steps: int) -> Findings:
+def examine(deployment: Deployment, steps: int, *, status: str = "finished") -> Findings:
     """Nine proofs, and the same once more without the store where the logs alone can tell."""
     run = deployment.run
     problems = [f"proof: {claim}: {against}" for claim, against in run.proofs().items()]
-    if (status := run.status()) != "finished":
-        problems.append(f"the run ended as {status}")
+    if run.status() != status:
+        problems.append(f"the run ended as {run.status()}; expected {status}")
     taken = run.query("select step, status, digest from learner_step order by step")
     if [row["step"] for row in taken] != list(range(1, steps + 1)):
         problems.append(f"steps {[row['step'] for row in taken]}; expected 1..{steps}")
@@ -185,11 +185,13 @@ def examine(deployment: Deployment, steps: int) -> Findings:
         problems.append(
             f"{meant} groups planned in steps that trained, {groups['trained']} trained"
         )
-    problems += [
-        f"incident {row}"
-        for row in run.query("select kind, detail from incident")
-        if (row["kind"], row["detail"]) not in too_late(run)
-    ]
+    if len(skipped) > steps / 2:
+        problems.append(f"{len(skipped)} of {steps} steps were skipped")
+    expected = too_late(run) | (
+        {("stop_requested", "sluice stop")} if status == "stopped" else set()
+    )
+    told = {(row["kind"], row["detail"]) for row in run.query("select kind, detail from incident")}
+    problems += [f"incident {kind}: {detail}" for kind, detail in sorted(told - expected)]
     return Findings(problems, groups["n"], groups["trained"], len(redone))
 
 

@@ -21,12 +21,10 @@ from broker.topology import (
     Log,
 )
 from store.audit import CLAIMS
-from tests.e2e.cluster import ENDLESS, Cluster
+from tests.e2e.cluster import ENDLESS, PASSED, Cluster
 
 REPLACED = 3
 GARBAGE = b"\xff\x00 no envelope \xc1"
-PASSED = 10
-"""So many steps later nothing is under way that was so before: a step has 4 groups, at most 12 are open."""
 
 
 def publish_by_hand(run: Cluster, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
@@ -87,7 +85,7 @@ def dead_letters(run: Cluster) -> dict[str, str]:
 
 
 def test_requests_that_nobody_can_read_end_and_the_run_goes_on(start_run: Callable[..., Cluster]):
-    run = start_run("alien", steps=ENDLESS)
+    run = start_run("alien", **ENDLESS)
     run.start("dispatcher", "rollout", "verifier,policy,recorder", "learner")
     run.wait_step(1)
 
@@ -104,7 +102,8 @@ def test_requests_that_nobody_can_read_end_and_the_run_goes_on(start_run: Callab
     run.start("dispatcher")
     run.wait_step(run.newest_step() + PASSED)
 
-    run.stop(incidents=["sample_skipped"])
+    run.stop()
+    assert run.incidents() == {"sample_skipped", "stop_requested"}
     (group,) = run.query("select * from prompt_group where group_id = %(id)s", id=key.group_id)
     assert group["state"] == "failed"
     ours, later = GroupRequested.SCHEMA, GroupRequested.SCHEMA + 1
@@ -122,7 +121,7 @@ def test_requests_that_nobody_can_read_end_and_the_run_goes_on(start_run: Callab
 
 
 def test_garbage_in_every_other_log_is_passed_over(start_run: Callable[..., Cluster]):
-    run = start_run("garbage", steps=ENDLESS)
+    run = start_run("garbage", **ENDLESS)
     run.start("dispatcher", "rollout", "verifier,recorder", "policy", "learner")
     run.wait_step(1)
 
@@ -136,6 +135,7 @@ def test_garbage_in_every_other_log_is_passed_over(start_run: Callable[..., Clus
     run.start("policy")
     run.wait_step(run.newest_step() + PASSED)
 
-    run.stop(incidents=["unreadable"])
+    run.stop()
+    assert run.incidents() == {"unreadable", "stop_requested"}
     assert run.proofs() == {}
     assert "not a msgpack envelope" in dead_letters(run)["group_generated.train.short.garbage"]

@@ -124,7 +124,7 @@ def test_a_run_killed_five_times_ends_as_one_that_nothing_happened_to(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)  # ten runs, one after the other
+@pytest.mark.timeout(1800)  # eleven runs, ten of them one after the other
 def test_no_seed_of_deaths_changes_what_comes_out(start_run: Callable[..., Cluster]):
     undisturbed = start_run("quiet", **OPTIONS)
     undisturbed.start(LIGHT, "rollout", "learner")

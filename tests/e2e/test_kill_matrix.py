@@ -8,13 +8,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.e2e.cluster import ROLES
+from tests.e2e.cluster import ENDLESS, PASSED, ROLES
 from tests.e2e.kill_matrix import case, deployed, try_out
 from tests.e2e.kills import KINDS, Deployment, Postgres, examine
 
 SEED = 11
-STEPS = 200
-"""Several times what is taken while everything dies in turn, which is about 50."""
 RECOVERY_LIMIT_S = 90.0
 """What a killed worker held comes again after 30 s; a restart takes seconds on a quiet machine."""
 MOMENT_S = 0.3
@@ -51,7 +49,7 @@ def strike_in_turn(
 def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, postgres: Postgres):
     assert {*WITHOUT_STORE, *WITH_STORE, "learner", "postgres"} == set(KINDS)
     rng = random.Random(SEED)
-    options = {"steps": STEPS, "checkpoint_every": 7, "run_extra": "no_progress_steps = 1000"}
+    options = ENDLESS | {"checkpoint_every": 7}
     with deployed(tmp_path, postgres, "matrix", **options) as deployment:
         deployment.run.start(*ROLES)
         deployment.wait_step(1, limit_s=RECOVERY_LIMIT_S)
@@ -62,9 +60,9 @@ def test_a_run_outlives_the_death_of_everything_it_is_made_of(tmp_path: Path, po
         deployment.run.start("learner")
         deployment.wait_step(deployment.step() + 1, limit_s=RECOVERY_LIMIT_S)
         strike_in_turn(deployment, WITH_STORE, rng, steps=1)
-        deployment.run.wait_end(limit_s=180)
+        deployment.wait_step(deployment.step() + PASSED, limit_s=RECOVERY_LIMIT_S)
 
-        found = examine(deployment, STEPS)
+        found = examine(deployment, deployment.run.stop(), status="stopped")
         assert found.problems == []
         assert found.redone > 0, "the learner was never killed after a step"
 

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 
-from tests.e2e.cluster import ENDLESS, ROLES, Cluster
+from tests.e2e.cluster import ENDLESS, PASSED, ROLES, Cluster
 
 
 def test_roles_leave_on_sigterm_and_their_successors_go_on(start_run: Callable[..., Cluster]):
-    run = start_run("sigterm", steps=ENDLESS, checkpoint_every=7)
+    run = start_run("sigterm", **ENDLESS, checkpoint_every=7)
     run.start(*ROLES)
     done = 0
     for role in ROLES:
@@ -15,10 +15,11 @@ def test_roles_leave_on_sigterm_and_their_successors_go_on(start_run: Callable[.
         run.terminate(role)
         done = run.newest_step()
         run.start(role)
-    run.wait_step(done + 1)
+    run.wait_step(done + PASSED)
 
-    assert run.stop() > done
+    run.stop()
     assert run.proofs() == {}
+    assert run.incidents() == {"stop_requested"}
     for role in ROLES:
         assert run.wait_exit(role, limit_s=20) == 0
 

@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Callable
 
-from broker.bus import Bus
 from tests.e2e.cluster import ENDLESS, Cluster
 
 REPLACED = 3
@@ -18,7 +17,7 @@ TWINS = {role: (role, f"{role}#2") for role in ("learner", "policy", "dispatcher
 def test_stopped_writers_are_replaced_and_refused_when_they_come_back(
     start_run: Callable[..., Cluster],
 ):
-    run = start_run("twins", steps=ENDLESS, checkpoint_every=5)
+    run = start_run("twins", **ENDLESS, checkpoint_every=5)
     run.start(*(name for pair in TWINS.values() for name in pair), "rollout", "verifier,recorder")
     wait_for_standbys(run)
     run.wait_step(1)
@@ -37,25 +36,30 @@ def test_stopped_writers_are_replaced_and_refused_when_they_come_back(
         assert role in refused["reason"]
 
     run.start("policy#3")
+    wait_until_standby(run, "policy")
     run.stop()
     assert run.wait_exit("policy#3", limit_s=60) == 0, "a standby leaves when the run has ended"
     assert run.proofs() == {}
+    assert run.incidents() == {"stop_requested"}
 
 
 def wait_for_standbys(run: Cluster) -> None:
     """Until one of each pair works, and the other one says what it waits for."""
 
-    async def ask(bus: Bus) -> list:
-        return list(await bus.ask_status(0.5))
-
     for role, pair in TWINS.items():
         deadline = time.monotonic() + START_LIMIT_S
-        while sum(happened(run, name, "lease_held") for name in pair) != 1 or (
-            f"the lease of {role}"
-            not in [wait["for"] for status in run.with_bus(ask) for wait in status["waits"]]
-        ):
-            assert time.monotonic() < deadline, f"no standby of {role}"
+        while sum(happened(run, name, "lease_held") for name in pair) != 1:
+            assert time.monotonic() < deadline, f"nobody works at {role}"
             time.sleep(0.2)
+        wait_until_standby(run, role)
+
+
+def wait_until_standby(run: Cluster, role: str) -> None:
+    """Until somebody says that it waits for the role's lease."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while f"the lease of {role}" not in run.waits():
+        assert time.monotonic() < deadline, f"no standby of {role}"
+        time.sleep(0.2)
 
 
 def happened(run: Cluster, name: str, event: str) -> bool:

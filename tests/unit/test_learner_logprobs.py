@@ -64,12 +64,13 @@ def test_values_and_gradients_equal_log_softmax_for_any_chunk(chunk_elements):
         assert torch.allclose(grad, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk_elements", [19 * 5, 10**9])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_gradients_asked_for_twice_come_out_the_same(entropy_gradient):
+def test_gradients_asked_for_twice_come_out_the_same(entropy_gradient, chunk_elements):
     # The first time uses up the logits that forward left.
     hidden_NH, head_VH, chosen_N, temperature_N, upstream_N = a_problem()
     logprobs_N, entropy_N = chosen_logprobs(
-        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=19 * 5,
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=chunk_elements,
         entropy_gradient=entropy_gradient,
     )  # fmt: skip
     loss = ((logprobs_N + entropy_N) * upstream_N).sum()
@@ -93,6 +94,20 @@ def test_a_token_that_cannot_be_chosen_leaves_everything_else_as_without_it():
     for values, wanted in zip(found, without, strict=True):
         assert torch.allclose(values, wanted, atol=1e-6)
     assert (chosen[0] == -torch.inf).all(), "not a large number, which a ratio would take for one"
+
+
+@pytest.mark.parametrize(("chunk_elements", "products"), [(10**9, 2), (19 * 5, 5 * 2 + 4)])
+def test_logits_of_the_last_chunk_are_not_made_again(chunk_elements, products):
+    hidden_NH, head_VH, chosen_N, temperature_N, _ = a_problem()
+    logprobs_N, _ = chosen_logprobs(
+        hidden_NH, head_VH, chosen_N, temperature_N, chunk_elements=chunk_elements
+    )
+
+    with torch.profiler.profile() as profile:
+        logprobs_N.sum().backward()
+
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::mm"] + calls["aten::addmm_"] == products
 
 
 def test_all_tokens_times_vocabulary_never_exists():

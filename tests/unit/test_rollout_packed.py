@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from tests.rollout_models import (
@@ -163,13 +164,17 @@ async def test_an_engine_packs_a_model_that_is_large_enough(tmp_path: Path):
 def test_a_layer_takes_any_number_of_rows(shape: tuple[int, ...]):
     plain = nn.Linear(12, 7)
     layer = PackedLinear(plain)
-    layer.packed = packed._laid_out(plain.weight.detach())
+    layer.packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), packed.ROWS)
     values = torch.randn(*shape, 12)
+    computed: list[int] = []
+    product = layer._product
+    layer._product = lambda line: computed.append(line.shape[:-1].numel()) or product(line)
 
     with torch.no_grad():
         found, expected = layer(values), plain(values)
 
     assert found.shape == expected.shape
+    assert computed == [planned_rows(values.shape[:-1].numel())]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -179,3 +184,46 @@ def test_few_numbers_of_rows_are_planned_for():
     assert all(rows <= n <= rows * 1.125 for rows, n in enumerate(planned, start=1))
     assert planned[:16] == list(range(1, 17))
     assert len(set(planned)) <= 15 + 8 * 9
+
+
+class WithBuffer(nn.Module):
+    """A layer that is packed, and numbers that are no parameter, as in some families' gates."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("correction", torch.full((3,), bias))
+
+
+def test_a_buffer_comes_with_the_weights(tmp_path: Path):
+    save_file(WithBuffer(2.0).state_dict(), tmp_path / "w")
+    model = WithBuffer(1.0)
+    pack_linears(model, smallest=1)
+
+    install(model, stage(model, tmp_path / "w"))
+
+    assert model.correction.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_weights_in_force_do_not_depend_on_their_file(tmp_path: Path):
+    model, decoder = a_model("qwen2"), a_packed(tmp_path, "qwen2")
+    file = save_weights(model, tmp_path / "w")
+    staged = stage(decoder.model, file)
+    with file.open("r+b") as data:
+        data.seek(8 + int.from_bytes(data.read(8), "little"))
+        data.write(bytes(file.stat().st_size - data.tell()))
+    install(decoder.model, staged)
+    decoder.set_version(0)
+    job = a_job(seeds=(1,), temperature=0.0)
+
+    (answer,) = answers(decode(decoder, [job])[0])
+
+    expected = own_logprobs(model, job.prompt_ids, answer.token_ids)
+    assert answer.token_ids.tolist() == expected.argmax(-1).tolist()
+
+
+def test_a_type_that_cannot_be_checked_is_refused(tmp_path: Path):
+    save_file({"weight": torch.zeros(3, 4).to(torch.float8_e5m2)}, tmp_path / "w")
+
+    with pytest.raises(BadWeights, match=r"weight is torch\.float8_e5m2; expected one of"):
+        stage(nn.Linear(4, 3, bias=False), tmp_path / "w")

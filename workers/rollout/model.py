@@ -24,6 +24,9 @@ from workers.rollout.kv_cache import CacheShape
 # Their rotary frequencies change with the longest sequence of the batch, so rows would not be independent.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Of model weights."""
+
 _RANDOM_FILLS = (
     "normal_", "trunc_normal_", "uniform_", "kaiming_uniform_", "kaiming_normal_",
     "xavier_uniform_", "xavier_normal_",
@@ -117,9 +120,10 @@ def stage_weights(model: nn.Module, file: Path) -> dict[str, Tensor]:
 
 
 def read_weights(model: nn.Module, file: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(name, tensor, the model's own) of a safetensors file's, complete and checked; changes nothing.
+    """(name, tensor, the model's own) of each tensor of a safetensors file.
 
-    The tensor is the file's memory: it holds for as long as nobody writes or truncates the file.
+    All names are checked before the first, each tensor as it comes: none may be put in force before the last.
+    It is the file's memory, and holds for as long as nobody writes into the file.
     """
     expected = model.state_dict(keep_vars=True)
     try:
@@ -152,8 +156,10 @@ def check_tensor(file: Path, name: str, stored: Tensor, expected: Tensor) -> Non
         raise BadWeights(
             f"{file}: {name} has shape {tuple(stored.shape)}; the model's is {tuple(expected.shape)}"
         )
-    # The extremes are infinite if anything is, and no number if anything is none; `isfinite` of each value
-    # takes ten times as long.
+    if stored.dtype not in DTYPES and (stored.is_floating_point() or stored.is_complex()):
+        raise BadWeights(f"{file}: {name} is {stored.dtype}; expected one of {DTYPES}")
+    # Where anything is infinite an extreme is, where anything is NaN both are; to ask of each value takes
+    # ten times as long.
     if stored.numel() and not all(torch.isfinite(end) for end in torch.aminmax(stored)):
         raise BadWeights(f"{file}: {name} holds values that are not finite")
 

@@ -45,10 +45,10 @@ class PackedLinear(nn.Module):
 
 
 def planned_rows(rows: int) -> int:
-    """So many or up to an eighth more. Pure.
+    """How many to compute for so many: at least these, at most an eighth more. Pure.
 
-    oneDNN makes code for each number of rows and keeps it, 0.3 MB a layer's shape: of all numbers
-    that prompts may have together, more than the model takes.
+    oneDNN makes code for each number of rows and keeps it, 0.3 MB for each shape of layer. Kept for every
+    number of tokens that prompts may have together, it would take more memory than the model.
     """
     step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step
@@ -99,17 +99,12 @@ def stage(model: nn.Module, file: Path) -> Weights:
     plain: dict[str, Tensor] = {}
     packed: dict[str, Tensor] = {}
     for name, stored, own in read_weights(model, file):
-        for layer in layers[id(own)]:
-            packed[layer] = _laid_out(stored.to(own.dtype))
-        only_packed = id(own) in layers and id(own) not in kept
+        readers = layers.get(id(own), [])
+        for layer in readers:
+            packed[layer] = torch.ops.mkldnn._reorder_linear_weight(stored.to(own.dtype), ROWS)
+        only_packed = readers and id(own) not in kept
         plain[name] = own.new_zeros(()).expand(own.shape) if only_packed else placed(stored, own)
     return Weights(plain, packed)
-
-
-def _laid_out(stored: Tensor) -> Tensor:
-    laid = torch.ops.mkldnn._reorder_linear_weight(stored, ROWS)
-    # Where the plain layout is the best one it may still be the file's memory.
-    return laid.clone() if laid.layout is torch.strided else laid
 
 
 def install(model: nn.Module, weights: Weights) -> None:

@@ -135,8 +135,13 @@ FOLD = """
 
 MIXTURE = """
     WITH train AS (
-        SELECT group_id, domain, request_seq, verified_seq, verified_ok, window_no
-        FROM prompt_group WHERE run_id = %(run)s AND purpose = 'train'
+        SELECT group_id, domain, request_seq, verified_seq, window_no,
+            -- A copy behind one that could not be read, on which the policy had decided, counts as none.
+            verified_ok AND NOT EXISTS (
+                SELECT FROM group_decision AS d WHERE d.run_id = %(run)s AND d.group_id = g.group_id
+                    AND NOT d.shadow AND d.verified_seq < g.verified_seq
+            ) AS verified_ok
+        FROM prompt_group AS g WHERE run_id = %(run)s AND purpose = 'train'
     ), read AS (
         SELECT coalesce(max(sequence) FILTER (WHERE log = 'REQUESTS'), 0) AS requests,
             coalesce(max(sequence) FILTER (WHERE log = 'VERIFIED'), 0) AS verified,

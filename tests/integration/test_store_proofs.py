@@ -278,6 +278,20 @@ async def test_a_group_dropped_by_the_policy_and_trained_all_the_same_is_found(p
     assert found["one_end"].examples[0]["problem"] == "ended in several ways"
 
 
+async def test_a_copy_behind_one_that_the_policy_could_not_read_was_not_counted(recorded_url: str):
+    async def counts_after(change: str) -> bool:
+        with connect(recorded_url) as connection:
+            assert connection.execute(change).rowcount == 1
+        return (await proofs(recorded_url))["mixture_counts"].ok
+
+    assert await counts_after("UPDATE mixture SET cut = 1000, generated = 7 WHERE update_no = 3")
+    # The failed group's verdicts come once more, whole.
+    failed_one = "group_id = '00000009-0-0'"
+    assert not await counts_after(f"UPDATE prompt_group SET verified_ok = true WHERE {failed_one}")
+    earlier = "UPDATE group_decision SET verified_seq = verified_seq - 1"
+    assert await counts_after(f"{earlier} WHERE {failed_one}")
+
+
 async def test_a_step_redone_and_published_again_as_the_next_version_is_allowed(postgres_url: str):
     world = World()
     world.say(started(), weights(0))

@@ -305,6 +305,15 @@ class Cluster:
         """Their kinds."""
         return {row["kind"] for row in self.query("select kind from incident")}
 
+    def empty_steps(self, *reasons: str) -> set[tuple[str, str]]:
+        """(kind, detail) of incidents of steps for which nothing was left, all dropped for these reasons."""
+        steps = self.query(
+            "select dropped_step as step from prompt_group where dropped_step is not null"
+            " group by 1 having bool_and(drop_reason = any(%(reasons)s))",
+            reasons=list(reasons),
+        )
+        return {("step_skipped", f"step {row['step']}: nothing_left") for row in steps}
+
     def waits(self) -> list[str]:
         """What the workers say that they wait for."""
 

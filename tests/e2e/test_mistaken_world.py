@@ -71,9 +71,13 @@ def test_garbage_disorder_and_wrong_clocks_cost_groups_and_nothing_else(
     assert set(verified.values()) == set(DISORDER)
     unasked = [group for group in ended if group.startswith(UNASKED)]
     assert {ended[group][0] for group in unasked} == {"generated"}
-    incidents = run.query("select kind, detail from incident")
-    assert {row["kind"] for row in incidents} == {"unasked_group"}
-    assert {row["detail"] for row in incidents} <= {f"{REFUSED} {group}" for group in unasked}
+    incidents = {
+        (row["kind"], row["detail"]) for row in run.query("select kind, detail from incident")
+    }
+    refused = {("unasked_group", f"{REFUSED} {group}") for group in unasked}
+    assert incidents & refused
+    # A step of 50 ms outruns a group that is held back: there may be one for which nothing was left.
+    assert incidents <= refused | run.empty_steps("stale", "unknown_version", "nonfinite")
     assert against[CLAIMS["one_end"]].startswith(f"{len(unasked) + 1} against it")
 
     seen = {mistake: [] for mistake in HOW}

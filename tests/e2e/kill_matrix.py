@@ -161,9 +161,9 @@ runs the first 100 of this seed.
 Groups under way at a kill go on, so the next step may come at once. What a killed rollout worker or
 verifier held is delivered again after 30 s: that shows in the time of the whole run.
 
-A start waits 60 s for its services, longer than Postgres is away. A sample has ten attempts: steps take 20 ms
-here, so groups come too late without any kill. Runs 0 to 99 of seed 11 had the usual three; in run 93 a sample
-was given up after them, as configured, and that run was repeated with ten.
+A start waits 60 s for its services, longer than Postgres is away. A sample has ten attempts: steps take
+20 ms here, so groups come too late without any kill. Runs 0 to 99 of seed 11 had the usual three; in run
+93 a sample was given up after them, as configured, and that run was repeated with ten.
 
 | killed | runs | all holds | s to the next step, median | longest | run s, median | steps redone |
 |---|---|---|---|---|---|---|

@@ -1,6 +1,7 @@
 """Continuous batching gives what transformers' own full forward gives, whatever happens around a row."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,11 @@ from tests.rollout_models import (
     save_weights,
     swap,
 )
+from workers.rollout import attention
+from workers.rollout import decoder as decoder_module
 from workers.rollout.decoder import Ticket
 from workers.rollout.engine import Refused
+from workers.rollout.kv_cache import BLOCK_SLOTS, KvCache
 
 torch.set_num_threads(1)
 RAGGED = [[5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21, 22, 23, 24, 25]]
@@ -47,6 +51,34 @@ def test_answers_agree_with_the_full_forward(tmp_path: Path, family: str, temper
         for answer in answers(result):
             check_against(model, job, answer)
     assert decoder.rows == 0
+
+
+@pytest.mark.parametrize("whole_blocks", [True, False])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_answers_that_outgrow_a_block_of_the_cache_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, whole_blocks: bool
+):
+    def a_cache(*args: Any, **settings: Any) -> KvCache:
+        return KvCache(*args, **{**settings, "whole_blocks": whole_blocks})
+
+    monkeypatch.setattr(decoder_module, "KvCache", a_cache)
+    if not whole_blocks:  # as on a GPU
+        monkeypatch.setattr(attention, "_products", attention._fused)
+    decoder, model = a_pair(tmp_path, family, max_rows=5, ends=frozenset())
+    # Prompts within the first block, at its end and beyond it; rows end, are replaced and move.
+    lengths = [(3, 50), (BLOCK_SLOTS - 1, 30), (BLOCK_SLOTS, 20), (BLOCK_SLOTS + 1, 31), (9, 10)]
+    jobs = [
+        a_job([5 + i] * prompt, (10 * i, 10 * i + 1), max_tokens=tokens)
+        for i, (prompt, tokens) in enumerate(lengths)
+    ]
+
+    results = decode(decoder, jobs)
+
+    for job, result in zip(jobs, results, strict=True):
+        for answer in answers(result):
+            expected = own_logprobs(model, job.prompt_ids, answer.token_ids)
+            chosen = expected[np.arange(job.sampling.max_tokens), answer.token_ids]
+            np.testing.assert_allclose(answer.logprobs, chosen, atol=1e-4)
 
 
 def test_an_answer_does_not_depend_on_its_neighbours(tmp_path: Path):

@@ -47,7 +47,7 @@ class Prefill:
         """copies (B,) int64: rows per prompt, which follow one another from `first_row` on."""
         self._cache = cache
         self._sources = torch.repeat_interleave(copies)
-        self._rows = slice(first_row, first_row + len(self._sources))
+        self._first_row = first_row
         self._length = length
 
     def attend(
@@ -59,8 +59,7 @@ class Prefill:
         scale: float,
         window: int | None,
     ) -> Tensor:
-        self._cache.keys(layer)[self._rows, :, : self._length] = key[self._sources]
-        self._cache.values(layer)[self._rows, :, : self._length] = value[self._sources]
+        self._cache.fill(layer, self._first_row, key[self._sources], value[self._sources])
         shared = query.shape[1] // key.shape[1]
         if shared > 1:
             key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
@@ -82,8 +81,7 @@ class Decode:
         self._cache = cache
         self._positions = positions
         self._runs = runs
-        heads = torch.arange(len(positions) * cache.shape.heads, device=positions.device)
-        self._at = heads * cache.slots + positions.repeat_interleave(cache.shape.heads)
+        self._places = cache.places(positions)
         self._masks: dict[tuple[Run, int | None], Tensor] = {}
 
     def _mask(self, run: Run, window: int | None, shared: int, dtype: torch.dtype) -> Tensor:
@@ -111,31 +109,51 @@ class Decode:
     ) -> Tensor:
         rows, heads, _, size = key.shape
         shared = query.shape[1] // heads
+        self._cache.put(layer, self._places, key, value)
         keys, values = self._cache.keys(layer), self._cache.values(layer)
-        keys.view(-1, size).index_copy_(0, self._at, key.reshape(-1, size))
-        values.view(-1, size).index_copy_(0, self._at, value.reshape(-1, size))
         query = query.reshape(rows * heads, shared, size)
         attend = _products if query.device.type == "cpu" else _fused
         found: list[Tensor] = []
         for run in self._runs:
-            # Views (B * H, L, D): the rows of a run lie together.
-            part, slots = slice(run.first * heads, run.end * heads), slice(run.length)
+            # The rows of a run lie together.
             mask = self._mask(run, window, shared, query.dtype)
-            k, v = (x.flatten(0, 1)[part, slots] for x in (keys, values))
-            found.append(attend(query[part], k, v, mask, scale))
+            k, v = (_blocks(x, run) for x in (keys, values))
+            found.append(attend(query[run.first * heads : run.end * heads], k, v, mask, scale))
         whole = found[0] if len(found) == 1 else torch.cat(found)
         return whole.view(rows, 1, heads * shared, size)
 
 
-def _fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """torch's kernel; (B * H, Q / H, D) as all below."""
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+def _blocks(kept: Tensor, run: Run) -> list[Tensor]:
+    """What a run reads of keys or values (C, R, H, S, D): of each block a view (B * H, up to S, D)."""
+    blocks = -(-run.length // kept.shape[3])
+    # Of several blocks each is read as a whole.
+    return [block[run.first : run.end].flatten(0, 1)[:, : run.length] for block in kept[:blocks]]
 
 
-def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Two batched products: for one query a row, a third faster on CPUs than the kernel."""
-    scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
-    return torch.bmm(torch.softmax(scores, dim=-1), values)
+def _fused(
+    query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor, scale: float
+) -> Tensor:
+    """torch's kernel, for one block; (B * H, Q / H, D) as all below."""
+    return F.scaled_dot_product_attention(query, *keys, *values, attn_mask=mask, scale=scale)
+
+
+def _products(
+    query: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor, scale: float
+) -> Tensor:
+    """Two batched products a block: for one query a row, a third faster on CPUs than the kernel."""
+    slots = keys[0].shape[1]
+    scores = torch.cat(
+        [
+            torch.baddbmm(hidden, query, block.transpose(1, 2), alpha=scale)
+            for hidden, block in zip(mask.split(slots, dim=2), keys, strict=True)
+        ],
+        dim=2,
+    )
+    weights = torch.softmax(scores, dim=-1).split(slots, dim=2)
+    found = torch.bmm(weights[0], values[0])
+    for weight, block in zip(weights[1:], values[1:], strict=True):
+        found.baddbmm_(weight, block)
+    return found
 
 
 def _attention(

@@ -77,7 +77,7 @@ class Batch:
 
     def runs(self) -> list[Run]:
         """Of the rows in use, at least one, once their next tokens are fed."""
-        return runs_of(np.array(self._origins) + self._steps + 1)
+        return runs_of(self.cache.read_slots(np.array(self._origins) + self._steps + 1))
 
     def add(self, rows: Sequence[NewRow]) -> None:
         """Append rows whose prompts, but for the last token, are in the cache already."""

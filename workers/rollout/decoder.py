@@ -53,7 +53,12 @@ class Decoder:
         """Tokens since the start."""
         self._max_rows = max_rows
         self._device, self.limits = model.device, Limits.of(model.config)
-        self._cache = KvCache(cache_shape(model.config), device=model.device, dtype=model.dtype)
+        self._cache = KvCache(
+            cache_shape(model.config),
+            device=model.device,
+            dtype=model.dtype,
+            whole_blocks=model.device.type == "cpu",
+        )
         ends = torch.zeros(self.limits.vocabulary, dtype=torch.bool, device=self._device)
         ends[[token for token in end_tokens if token < self.limits.vocabulary]] = True
         self._batch = Batch(self._cache, ends, device=self._device)

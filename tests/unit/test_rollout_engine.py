@@ -1,7 +1,9 @@
 """What is the torch engine's own; what it shares with vLLM is in tests/contract/test_engines.py."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from tests.rollout_models import VOCABULARY, a_folder, a_job, a_model, answers, save_weights
+from workers.rollout import torch_engine
+from workers.rollout.decoder import Decoder
 from workers.rollout.engine import EngineError
 from workers.rollout.torch_engine import TorchEngine
 
@@ -72,6 +76,34 @@ async def test_an_engine_that_breaks_tells_every_caller_and_works_again(
     head.data = whole
     (result,) = await engine.generate([a_job([5], (1, 2))])
     assert len(answers(result)) == 2
+
+
+async def test_only_the_decoding_thread_computes_on_several_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    threads: dict[str, int] = {}
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*args: Any, **settings: Any) -> Any:
+            threads[name] = torch.get_num_threads()
+            return function(*args, **settings)
+
+        return watching
+
+    for name in ("build_model", "stage", "install"):
+        monkeypatch.setattr(torch_engine, name, watched(name, getattr(torch_engine, name)))
+    monkeypatch.setattr(Decoder, "advance", watched("advance", Decoder.advance))
+    folder, weights = a_folder(tmp_path), save_weights(a_model(), tmp_path / "w")
+    with ThreadPoolExecutor(1) as builder:
+        # As in a process whose OMP_NUM_THREADS is that of the engine.
+        builder.submit(torch.set_num_threads, 3).result()
+        make = partial(TorchEngine, folder, device="cpu", dtype="float32", max_rows=8, threads=3)
+        engine = builder.submit(make).result()
+    await engine.load(weights, 0)
+    await engine.generate([a_job()])
+    await engine.close()
+
+    assert threads == {"build_model": 1, "stage": 1, "install": 3, "advance": 3}
 
 
 async def test_bfloat16_answers_stay_near_those_of_float32(tmp_path: Path):

@@ -30,6 +30,7 @@ class RolloutSettings(Settings):
     slots: Annotated[int, Field(ge=1)] = 64
     """Groups taken from the log at once by one process."""
     threads: Annotated[int, Field(ge=1)] = 1
+    """Of decoding on a CPU; an evaluation by the torch engine takes one."""
     weights_wait_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a group may wait for the model weights it asks for before it is handed back."""
     signals: tuple[Literal["entropy", "self_certainty", "hidden"], ...] = ()

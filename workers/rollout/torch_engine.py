@@ -36,6 +36,7 @@ class TorchEngine:
 
         signals: what to record of each answer beside its tokens, by name (see signals.py).
         """
+        _compute_on(1)
         at, kind = torch.device(device), getattr(torch, dtype)
         model = build_model(model_dir, device=at, dtype=kind)
         pack_linears(model)
@@ -76,7 +77,7 @@ class TorchEngine:
 
     async def load(self, weights: Path, version: int) -> None:
         # Read while decoding goes on; the swap itself is a matter of pointers.
-        staged = await asyncio.to_thread(stage, self._decoder.model, weights)
+        staged = await asyncio.to_thread(_stage_alone, self._decoder.model, weights)
         self._check_open()
         swapped: Future[None] = Future()
         self._commands.put(lambda: self._swap(staged, version, swapped))
@@ -95,8 +96,7 @@ class TorchEngine:
     # --- in the engine's thread ---
 
     def _work(self) -> None:
-        torch.get_num_threads()  # or another thread's next number would be this one's
-        torch.set_num_threads(self._threads)
+        _compute_on(self._threads)
         with torch.inference_mode():
             while self._obey():
                 try:
@@ -137,3 +137,15 @@ class TorchEngine:
     def _break_off(self, reason: str) -> None:
         for ticket in self._decoder.withdraw_all():
             ticket.future.set_exception(EngineError(f"{ticket.job.name}: {reason}"))
+
+
+def _compute_on(cores: int) -> None:
+    """In the calling thread. Only one of a process should have several: teams of threads that are larger than
+    the machine are put to sleep between two products by GNU's library, which doubles a step (ADR 11)."""
+    torch.get_num_threads()  # or another thread's next number would be this one's
+    torch.set_num_threads(cores)
+
+
+def _stage_alone(model: torch.nn.Module, weights: Path) -> Weights:
+    _compute_on(1)
+    return stage(model, weights)

@@ -37,8 +37,8 @@ def make_engine(
     transfer: str | None = None,
 ) -> Engine:  # fmt: skip
     """The engine that `[rollout] engine` names. Raises BadConfiguration where it is not installed."""
-    torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
+        torch.set_num_threads(settings.threads)
         from workers.rollout.vllm_engine import VllmEngine
         from workers.rollout.vllm_start import refuse_without_vllm
 
@@ -83,11 +83,17 @@ async def run(
     transfer: how the newest weights may also come from the learner's memory; pinned ones never do.
     """
     ledger = LedgerView(bus)
-    make = partial(make_engine, settings, model_dir, device, dtype, cache_dir)
-    engine = await asyncio.to_thread(partial(make, transfer))
+
+    def make(own: RolloutSettings, transfer: str | None = None) -> Engine:
+        return make_engine(own, model_dir, device, dtype, cache_dir, transfer)
+
+    engine = await asyncio.to_thread(make, settings, transfer)
+    # A second team of threads would slow the first one down for good (torch_engine.py).
+    alone = settings if settings.engine == "vllm" else settings.model_copy(update={"threads": 1})
     wait_s = settings.weights_wait_s
     newest = NewestWeights(engine, ledger, _load_newest(bus, engine, cache_dir, wait_s, transfer))
-    pinned = PinnedWeights(make, ledger, loader(bus, cache_dir / "eval", wait_s), wait_s)
+    load_pinned = loader(bus, cache_dir / "eval", wait_s)
+    pinned = PinnedWeights(partial(make, alone), ledger, load_pinned, wait_s)
     group = Group(
         Texts(model_dir), run_seed=run.seed, engine=engine.name, worker=writer_id("rollout")
     )

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ from tests.rollout_scene import (
     an_ended,
     an_eval_request,
 )
+from workers.rollout import worker
+from workers.rollout.engine import Engine
+from workers.rollout.settings import RolloutSettings
+from workers.rollout.worker import make_engine
 
 torch.set_num_threads(1)
 
@@ -223,6 +228,25 @@ async def test_a_worker_told_to_stop_hands_its_groups_to_the_next(scene: Scene):
         (event,) = await scene.generated(1)
 
     assert event.status == "ok"
+
+
+async def test_an_evaluation_takes_one_core_and_training_those_it_was_given(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    threads: list[int] = []
+
+    def watched(settings: RolloutSettings, *rest: Any) -> Engine:
+        threads.append(settings.threads)
+        return make_engine(settings, *rest)
+
+    monkeypatch.setattr(worker, "make_engine", watched)
+    await scene.publish_weights(0)
+    await scene.bus.publish(an_eval_request(0, 0, 1))
+
+    async with scene.running(threads=3):
+        await scene.generated(1)
+
+    assert threads == [3, 1]
 
 
 async def test_a_worker_leaves_when_the_run_has_ended(scene: Scene):

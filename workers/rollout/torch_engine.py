@@ -35,6 +35,7 @@ class TorchEngine:
         """dtype: a torch type by name. Builds the model, which may take seconds.
 
         signals: what to record of each answer beside its tokens, by name (see signals.py).
+        threads: of decoding; the calling thread computes on one core from here on.
         """
         _compute_on(1)
         at, kind = torch.device(device), getattr(torch, dtype)
